@@ -1,0 +1,1 @@
+"""What every program needs: errors, files, logging, locks, provenance."""

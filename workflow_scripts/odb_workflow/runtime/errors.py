@@ -1,0 +1,56 @@
+"""Errors meant for the user, and the wrapper that prints them."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable, Sequence
+
+logger = logging.getLogger(__name__)
+
+EXIT_USER_ERROR = 1
+EXIT_UNEXPECTED = 2
+
+
+class UserError(Exception):
+    """A fault the user can mend: what is wrong, where, and how to mend it.
+
+    Args:
+        what: One sentence that names the fault and the offending value.
+        where: File, record id or config key; shown on its own line.
+        fix: What to do; shown on its own line.
+    """
+
+    def __init__(self, what: str, *, where: str | None = None, fix: str | None = None) -> None:
+        self.what, self.where, self.fix = what, where, fix
+        lines = [what]
+        if where:
+            lines.append(f"  where: {where}")
+        if fix:
+            lines.append(f"  fix:   {fix}")
+        super().__init__("\n".join(lines))
+
+
+def combine_errors(errors: Sequence[UserError | str], headline: str) -> UserError:
+    """Many faults found in one pass, as one error that lists them all."""
+    return UserError("\n".join([headline, *(f"- {error}" for error in errors)]))
+
+
+def run_main(main: Callable[[], int | None]) -> None:
+    """Run a program's ``main`` and exit: 0 done, 1 a fault of the input, 2 a fault of ours.
+
+    User errors are printed without a traceback; anything else is logged with one, so that the
+    rule's log holds it.
+    """
+    try:
+        status = main() or 0
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        sys.exit(EXIT_USER_ERROR)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr, flush=True)
+        sys.exit(130)
+    except Exception:
+        logger.exception("unexpected error")
+        sys.exit(EXIT_UNEXPECTED)
+    sys.exit(status)
