@@ -27,3 +27,26 @@ def repository() -> Path:
 def cases(tmp_path: Path) -> Path:
     """A writable copy of the input cases, one folder each."""
     return Path(shutil.copytree(REPOSITORY / "tests" / "cases", tmp_path / "cases"))
+
+
+@pytest.fixture(scope="session")
+def tiny_model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random tiny Qwen3-VL (2+2 layers, hidden 64) as a Hugging Face directory; do not write into it."""
+    from odb_workflow.model.embedded import build_embedded_model
+
+    texts = [
+        "what color is the circle?\n(A) red\n(B) blue\n(C) green\n(D) teal\nAnswer with the option letter only.",
+        "does the image contain a rectangle? yes no gray black brown yellow triangle shape image",
+        "Read the text in the picture. Describe this picture in detail. There is one shape on the left.",
+    ]
+    folder = tmp_path_factory.mktemp("tiny-model") / "model"
+    build_embedded_model(
+        texts * 2,
+        folder,
+        vocab_size=400,
+        text_hidden_size=64,
+        vision_hidden_size=64,
+        text_heads=2,
+        text_kv_heads=1,
+    )
+    return folder

@@ -1,0 +1,1 @@
+"""Models: the embedded one, loading and freezing of any, and their forward passes."""
