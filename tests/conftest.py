@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -35,7 +36,7 @@ def tiny_model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from odb_workflow.model.embedded import build_embedded_model
 
     texts = [
-        "what color is the circle?\n(A) red\n(B) blue\n(C) green\n(D) teal\nAnswer with the option letter only.",
+        "what color is the circle?\n(A) red\n(B) blue\n(C) green\nAnswer with the option letter only.",
         "does the image contain a rectangle? yes no gray black brown yellow triangle shape image",
         "Read the text in the picture. Describe this picture in detail. There is one shape on the left.",
     ]
@@ -49,4 +50,30 @@ def tiny_model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
         text_heads=2,
         text_kv_heads=1,
     )
+    return folder
+
+
+TINY_SIZES = {
+    "aokvqa": 12,
+    "chinese_text_recognition": 4,
+    "iiit5k": 6,
+    "image_textualization": 6,
+    "orand_car_a": 6,
+    "sharegpt4o": 8,
+    "vqa_like": 18,
+}
+
+
+@pytest.fixture(scope="session")
+def tiny_tmdb(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A TMDB of 60 mixed records by the embedded builder (text-only ones too); do not write into it."""
+    builder = str(REPOSITORY / "dataset_builder")
+    sys.path.insert(0, builder)
+    try:
+        from odb_mm_mix.mix import items
+        from odb_mm_mix.writer import write_tmdb
+    finally:
+        sys.path.remove(builder)
+    folder = tmp_path_factory.mktemp("tiny-tmdb") / "tmdb"
+    write_tmdb(items(TINY_SIZES, seed=7), folder, seed=7, overwrite=False)
     return folder
