@@ -1,0 +1,152 @@
+"""The one room for differences between the supported versions of torch and transformers.
+
+Read and run: torch 2.11 and 2.14, transformers 5.17 and 5.24. What the fast forward uses of transformers is
+public (attention interfaces, sub-modules of Qwen3-VL, ``vision_utils``) and equal in both.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ..runtime.errors import UserError
+
+logger = logging.getLogger(__name__)
+
+TORCH_SUPPORTED = ((2, 11), (2, 14))
+TRANSFORMERS_SUPPORTED = ((5, 17), (5, 24))
+
+
+def release(version: str) -> tuple[int, int]:
+    """Major and minor number of a version text such as ``2.14.1+cu130``."""
+    major, minor = version.split("+")[0].split(".")[:2]
+    return int(major), int("".join(character for character in minor if character.isdigit()) or 0)
+
+
+def check_versions() -> None:
+    """Refuse versions older than the supported ones; say so for newer ones.
+
+    Raises:
+        UserError: torch or transformers is older than what the forward was read and tested against.
+    """
+    import transformers
+
+    for name, version, (oldest, newest) in (
+        ("torch", torch.__version__, TORCH_SUPPORTED),
+        ("transformers", transformers.__version__, TRANSFORMERS_SUPPORTED),
+    ):
+        found = release(version)
+        if found < oldest:
+            raise UserError(
+                f"{name} {version} is older than {oldest[0]}.{oldest[1]}, the oldest version supported",
+                fix=f"install {name} {oldest[0]}.{oldest[1]} to {newest[0]}.{newest[1]}",
+            )
+        if found > newest:
+            logger.warning("%s %s is newer than %d.%d, the newest version tested", name, version, *newest)
+
+
+def is_qwen3_vl(model: torch.nn.Module) -> bool:
+    """Whether ``model`` is the dense Qwen3-VL with the parts that the fast forward calls by name."""
+    config = getattr(model, "config", None)
+    if getattr(config, "model_type", None) != "qwen3_vl":
+        return False
+    inner = getattr(model, "model", None)
+    return all(hasattr(inner, part) for part in ("visual", "language_model")) and hasattr(model, "lm_head")
+
+
+@functools.cache
+def _varlen_attention() -> tuple[Callable[..., torch.Tensor], dict[str, Any]] | None:
+    try:
+        from torch.nn.attention import varlen
+    except ImportError:
+        return None
+    # torch 2.14 refuses grouped heads unless told; 2.11 takes them as they come and has no such argument.
+    grouped = {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen.varlen_attn).parameters else {}
+    return varlen.varlen_attn, grouped
+
+
+def has_varlen_attention(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether one attention call can serve segments of different lengths (CUDA, 16-bit, Ampere or newer)."""
+    return (
+        device.type == "cuda"
+        and dtype in (torch.bfloat16, torch.float16)
+        and torch.cuda.get_device_capability(device) >= (8, 0)
+        and _varlen_attention() is not None
+    )
+
+
+def varlen_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    cu_seqlens: torch.Tensor,
+    max_seqlen: int,
+    causal: bool,
+    scale: float,
+) -> torch.Tensor:
+    """Attention within each segment, in one kernel.
+
+    Args:
+        query: [T, heads, D]; ``key`` and ``value`` [T, key heads, D] with heads a multiple of key heads.
+        cu_seqlens: int32 [N+1] segment boundaries on the device; ``max_seqlen`` the longest segment.
+
+    Returns:
+        [T, heads, D].
+    """
+    attention, grouped = _varlen_attention()
+    # Under autocast the rotary embedding leaves query and key in float32, and the kernel takes one type.
+    query, key = query.to(value.dtype), key.to(value.dtype)
+    return attention(
+        query,
+        key,
+        value,
+        cu_seqlens,
+        cu_seqlens,
+        max_seqlen,
+        max_seqlen,
+        scale=scale,
+        window_size=(-1, 0) if causal else (-1, -1),
+        **(grouped if query.shape[1] != key.shape[1] else {}),
+    )
+
+
+def set_cudnn_attention(enabled: bool) -> None:
+    """Allow or forbid cuDNN attention in this process.
+
+    cuDNN builds a plan for every new shape (40-800 ms each on an H200), and with dynamic batches every shape is
+    new. torch 2.14 also picks cuDNN inside ``varlen_attn``, out of reach of the public switch.
+    """
+    torch.backends.cuda.enable_cudnn_sdp(enabled)
+    if _varlen_attention() is None:
+        return
+    from torch.nn.attention import varlen
+
+    chooser = getattr(varlen, "_should_use_cudnn", None)
+    if chooser is None:
+        return
+    original = getattr(chooser, "original", chooser)
+    if enabled:
+        varlen._should_use_cudnn = original
+    else:
+
+        def never(device_index: int) -> bool:
+            return False
+
+        never.original = original
+        varlen._should_use_cudnn = never
+
+
+def disable_checkpointing(model: torch.nn.Module) -> None:
+    """Turn transformers' own gradient checkpointing off where it is on."""
+    if any(getattr(module, "gradient_checkpointing", False) for module in model.modules()):
+        model.gradient_checkpointing_disable()
+
+
+def vision_rotary(visual: torch.nn.Module) -> torch.nn.Module:
+    """The vision tower's rotary module (the name changed on transformers' main branch)."""
+    return visual.rotary_pos_emb if hasattr(visual, "rotary_pos_emb") else visual.rotary_emb
