@@ -1,9 +1,11 @@
 """From a record to a sample: the tensors of one conversation with its images, before batching.
 
-Labels: every assistant answer and the end token after it are supervised; everything else is -100, vision tokens always.
+Labels: every assistant answer and the end token after it are supervised; everything else is -100, vision
+tokens always.
 
-Length rule (``max_length``): a sample that is longer is cut at its end, but only where the part cut off is text alone
-and at least one label token stays; otherwise the whole record is refused (``over_length``). Vision tokens are never cut.
+Length rule (``max_length``): a sample that is longer is cut at its end, but only where the part cut off is
+text alone and at least one label token stays; otherwise the whole record is refused (``over_length``).
+Vision tokens are never cut.
 The same rule holds for training, validation loss and the measured lengths.
 """
 
@@ -36,7 +38,8 @@ Sample = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """Token level of one sample, int64 ``[L]`` each; ``is_image`` bool ``[L]``; ``cut`` tokens were cut off."""
+    """Token level of one sample, int64 ``[L]`` each; ``is_image`` bool ``[L]``; ``cut`` tokens were cut
+    off."""
 
     input_ids: np.ndarray
     labels: np.ndarray
@@ -52,9 +55,9 @@ class Encoded:
 class SampleProcessor:
     """Turns records into samples with a model's processor.
 
-    Qwen2-VL/Qwen3-VL processors take a direct path that gives the same tensors faster; it is compared with the
-    processor once at construction. Any other processor with a fast tokenizer, an ``image_token`` and a chat template
-    is called as it is.
+    Qwen2-VL/Qwen3-VL processors take a direct path that gives the same tensors faster; it is compared with
+    the processor once at construction. Any other processor with a fast tokenizer, an ``image_token`` and a
+    chat template is called as it is.
 
     Args:
         processor: The model's processor.
@@ -197,8 +200,9 @@ class SampleProcessor:
         """The sample of a record.
 
         Returns:
-            ``row`` int; ``input_ids``, ``attention_mask``, ``labels``, ``mm_token_type_ids`` int64 ``[L]`` (0 text,
-            1 image); with images ``pixel_values`` float32 ``[P, D]`` and ``image_grid_thw`` int64 ``[n, 3]``;
+            ``row`` int; ``input_ids``, ``attention_mask``, ``labels``, ``mm_token_type_ids`` int64 ``[L]``
+            (0 text, 1 image); with images ``pixel_values`` float32 ``[P, D]`` and ``image_grid_thw`` int64
+            ``[n, 3]``;
             ``odb_n_patches`` int.
 
         Raises:

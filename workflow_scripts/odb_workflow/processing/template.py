@@ -1,9 +1,10 @@
 """Rendering a conversation with the model's chat template, and where the answers stand in the result.
 
-The template is rendered once per *shape* of conversation (roles, places of the images) with markers in place of the
-texts. The literals between the markers are what the template adds; a record's rendered text is those literals with its
-own texts filled in, so the place of every answer is known exactly, for any template. ``check=True`` also renders the
-record itself and compares, which finds templates whose output depends on the text.
+The template is rendered once per *shape* of conversation (roles, places of the images) with markers in
+place of the texts. The literals between the markers are what the template adds; a record's rendered text
+is those literals with its own texts filled in, so the place of every answer is known exactly, for any
+template. ``check=True`` also renders the record itself and compares, which finds templates whose output
+depends on the text.
 """
 
 from __future__ import annotations
@@ -53,7 +54,8 @@ def to_messages(turns: list[tuple[str, list[str | None]]]) -> list[dict[str, Any
 
 @dataclass(frozen=True, slots=True)
 class Skeleton:
-    """``literals[0] + text 0 + literals[1] + text 1 + ...``; ``answers[k]`` tells whether text k is an answer and
+    """``literals[0] + text 0 + literals[1] + text 1 + ...``; ``answers[k]`` tells whether text k is an
+    answer and
     ``tails[k]`` how many characters of the literal after it belong to the answer (its end token)."""
 
     literals: tuple[str, ...]
@@ -64,7 +66,8 @@ class Skeleton:
 
 @dataclass(frozen=True, slots=True)
 class Rendered:
-    """The whole conversation as text; ``spans`` are the supervised [start, end) character ranges, ascending."""
+    """The whole conversation as text; ``spans`` are the supervised [start, end) character ranges,
+    ascending."""
 
     text: str
     spans: tuple[tuple[int, int], ...]
@@ -160,7 +163,8 @@ class TemplateRenderer:
         return result
 
     def _tail(self, literal: str) -> int:
-        """Characters up to and with the end token, where the answer is followed by one (white space between allowed)."""
+        """Characters up to and with the end token, where the answer is followed by one (white space
+        between allowed)."""
         found = self.control.search(literal)
         return found.end() if found and not literal[: found.start()].strip() else 0
 
@@ -168,7 +172,8 @@ class TemplateRenderer:
         """The conversation as the template writes it, one image token per image.
 
         Raises:
-            BadRecord: ``special_token`` where a text holds a control token, ``template_error`` where the template does
+            BadRecord: ``special_token`` where a text holds a control token, ``template_error`` where the
+            template does
                 not render the conversation, or (``check``) renders it otherwise than its shape tells.
         """
         turns = [(turn.role, turn_parts(turn)) for turn in record.turns]

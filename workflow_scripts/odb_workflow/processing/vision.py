@@ -1,8 +1,8 @@
 """Pixels of one image for the Qwen2-VL/Qwen3-VL image processor, without its detours.
 
-Same operations as ``Qwen2VLImageProcessor`` (bicubic resize of 8-bit pixels, one subtraction and division, patches in
-merge order), but patches are cut while the pixels are bytes, each is normalized once, and its temporal copy is written
-straight into the result.
+Same operations as ``Qwen2VLImageProcessor`` (bicubic resize of 8-bit pixels, one subtraction and division,
+patches in merge order), but patches are cut while the pixels are bytes, each is normalized once, and its
+temporal copy is written straight into the result.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ _INTERPOLATION = {
 
 @dataclass(frozen=True, slots=True)
 class VisionSettings:
-    """What the image processor does; ``min_pixels`` and ``max_pixels`` bound height x width after the resize."""
+    """What the image processor does; ``min_pixels`` and ``max_pixels`` bound height x width after the
+    resize."""
 
     patch_size: int
     merge_size: int
@@ -114,7 +115,8 @@ class PatchMaker:
         self._std = (torch.tensor(settings.std) * scale).view(1, 3, 1, 1)
 
     def __call__(self, image: Image.Image, full_size: Size) -> tuple[torch.Tensor, tuple[int, int, int]]:
-        """Patches float32 ``[P, 3 * temporal * patch * patch]`` and the grid (1, rows, columns), P = rows x columns.
+        """Patches float32 ``[P, 3 * temporal * patch * patch]`` and the grid (1, rows, columns), P = rows
+        x columns.
 
         Args:
             image: RGB; may be a smaller draft of the picture.

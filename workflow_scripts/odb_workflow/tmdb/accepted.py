@@ -1,4 +1,5 @@
-"""The accepted set: what the validation let through. Training, validation loss and lengths all start from it."""
+"""The accepted set: what the validation let through. Training, validation loss and lengths all start from
+it."""
 
 from __future__ import annotations
 
@@ -116,7 +117,8 @@ class AcceptedSet:
             )
 
     def groups(self) -> np.ndarray:
-        """For each of the ``n_records`` rows a group number, int64: rows that share an image share a group."""
+        """For each of the ``n_records`` rows a group number, int64: rows that share an image share a
+        group."""
         table = pq.read_table(self.folder / ACCEPTED_NAME, columns=["image_hashes"])
         lists = table["image_hashes"].combine_chunks()
         hashes = lists.flatten().to_numpy()
@@ -131,7 +133,8 @@ class AcceptedSet:
         train_size: int = 0,
         val_start: int | None = None,
     ) -> Split:
-        """``split_rows`` over all records of the file, with the groups of shared images where the mode needs them."""
+        """``split_rows`` over all records of the file, with the groups of shared images where the mode
+        needs them."""
         groups = self.groups() if mode == "grouped" else None
         return split_rows(self.n_records, mode, val_size, split_seed, train_size, val_start, groups)
 

@@ -3,12 +3,13 @@
 What a reader of the file would see in a viewer is what the model gets, as 8-bit RGB:
 
 * EXIF orientation is applied (JPEG, PNG, WebP, TIFF).
-* Transparency is flattened on white; palettes are resolved; CMYK goes through its embedded profile where there is one.
-* Integers beyond 8 bit are scaled by value range. The range is the smallest of 8, 10, 12, 14 and 16 bit that holds the
-  largest value, because scanners and medical devices store 12 bit in 16-bit files, which would otherwise be nearly
-  black. A full 16-bit ramp equals its 8-bit form.
-* Float images: values within 0..1 are scaled by 255, values within 0..255 are taken as they are, anything else is
-  stretched from its minimum to its maximum. NaN or infinity is a fault.
+* Transparency is flattened on white; palettes are resolved; CMYK goes through its embedded profile where
+  there is one.
+* Integers beyond 8 bit are scaled by value range. The range is the smallest of 8, 10, 12, 14 and 16 bit
+  that holds the largest value, because scanners and medical devices store 12 bit in 16-bit files, which
+  would otherwise be nearly black. A full 16-bit ramp equals its 8-bit form.
+* Float images: values within 0..1 are scaled by 255, values within 0..255 are taken as they are, anything
+  else is stretched from its minimum to its maximum. NaN or infinity is a fault.
 * Of an animated or multi-page file the first frame is used, with a note.
 * A large JPEG may be decoded at 1/2, 1/4 or 1/8 (``draft``) when the caller needs no more than that.
 
@@ -73,7 +74,8 @@ def resolve_image_path(root: str, relative: str) -> str:
         relative: The path as the record gives it.
 
     Raises:
-        BadImage: ``path_outside`` for an absolute path, ``..``, an address, a drive letter, or a link that leaves the
+        BadImage: ``path_outside`` for an absolute path, ``..``, an address, a drive letter, or a link that
+        leaves the
             folder; nothing is opened.
     """
     head = relative.split("/", 1)[0]
@@ -94,7 +96,8 @@ def read_bytes(path: str | Path) -> bytes:
     """The bytes of a regular file.
 
     Raises:
-        BadImage: missing, not a regular file (a pipe would block for ever), unreadable, or larger than 512 MiB.
+        BadImage: missing, not a regular file (a pipe would block for ever), unreadable, or larger than 512
+        MiB.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -130,8 +133,10 @@ def read_image(
     """Read one image as 8-bit RGB by the rules of this module.
 
     Args:
-        source: A file, its bytes, or an image that something else has opened (its pixels get the same treatment).
-        needed: Maps the full (width, height) to the size that will be used; a JPEG much larger than that is decoded
+        source: A file, its bytes, or an image that something else has opened (its pixels get the same
+        treatment).
+        needed: Maps the full (width, height) to the size that will be used; a JPEG much larger than that
+        is decoded
             at a fraction. Without it every pixel is decoded.
 
     Raises:
@@ -259,11 +264,11 @@ def _scale(image: Image.Image) -> Image.Image:
     if not (np.isfinite(low) and np.isfinite(high)):
         raise BadImage("unsupported_image", f"mode {image.mode} with NaN or infinite pixels")
     if image.mode == "F":
-        if 0 <= low and high <= 1:
+        if low >= 0 and high <= 1:
             low, high = 0.0, 1.0
-        elif 0 <= low and high <= 255:
+        elif low >= 0 and high <= 255:
             low, high = 0.0, 255.0
-    elif 0 <= low and high <= 65535:
+    elif low >= 0 and high <= 65535:
         bits = next(bits for bits in (8, 10, 12, 14, 16) if high < 2**bits)
         low, high = 0.0, float(2**bits - 1)
     span = high - low or 1.0

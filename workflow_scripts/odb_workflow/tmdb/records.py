@@ -2,14 +2,16 @@
 
 The rules, one per kind:
 
-* ``id`` is a non-empty string. A whole number is taken as its decimal text, so ``7`` and ``"7"`` are the same id.
+* ``id`` is a non-empty string. A whole number is taken as its decimal text, so ``7`` and ``"7"`` are the
+  same id.
   Ids are compared exactly (``Case-1`` and ``case-1`` differ) and are never used as file names.
-* Turns keep their order and are never merged. Roles are ``human``/``user``, ``gpt``/``assistant`` and ``system``;
-  any other role is a fault. A system turn may only stand first, because chat templates drop it elsewhere.
-  Several human or several gpt turns in a row are accepted as they stand, so is a first turn by gpt, and a last
-  turn by human; that last turn is read by the model but has nothing to learn.
-* Every gpt turn is supervised, so each needs text: one empty gpt turn makes the whole record a fault. A human turn
-  of only ``<image>`` is legal; one without text and without image is accepted with a note.
+* Turns keep their order and are never merged. Roles are ``human``/``user``, ``gpt``/``assistant`` and
+  ``system``; any other role is a fault. A system turn may only stand first, because chat templates drop it
+  elsewhere.
+  Several human or several gpt turns in a row are accepted as they stand, so is a first turn by gpt, and a
+  last turn by human; that last turn is read by the model but has nothing to learn.
+* Every gpt turn is supervised, so each needs text: one empty gpt turn makes the whole record a fault. A
+  human turn of only ``<image>`` is legal; one without text and without image is accepted with a note.
 * ``<image>`` stands for the next image and belongs in human turns. Their number must equal ``len(images)``.
 """
 

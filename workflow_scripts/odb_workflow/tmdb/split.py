@@ -61,7 +61,7 @@ def validation_count(n_records: int, val_size: float) -> int:
     count = max(int(val_size) if val_size > 1 else int(n_records * val_size), 1)
     if count >= n_records:
         raise UserError(
-            f"val_size {val_size} takes {count} of {n_records} records for validation, none is left for training",
+            f"val_size {val_size} takes {count} of {n_records} records, none is left for training",
             fix="lower val_size, or build more records",
         )
     return count
@@ -79,12 +79,14 @@ def split_rows(
     """Split ``n_records`` rows.
 
     Modes:
-        ``lf_val_size``: ``numpy.random.default_rng(split_seed).permutation(n)``; the first ``validation_count``
-        are validation, the rest training in that order. The published split.
-        ``prefix``: training is the head of the file in file order, validation its last ``validation_count`` rows.
+        ``lf_val_size``: ``numpy.random.default_rng(split_seed).permutation(n)``; the first
+        ``validation_count`` are validation, the rest training in that order. The published split.
+        ``prefix``: training is the head of the file in file order, validation its last
+        ``validation_count`` rows.
         ``tail``: validation is every row from ``val_start`` on, training the rows before it.
-        ``grouped``: the published permutation, but rows with an equal entry in ``groups`` (int64 ``[n_records]``)
-        stay together: whole groups are taken in the order of the permutation until validation is full.
+        ``grouped``: the published permutation, but rows with an equal entry in ``groups`` (int64
+        ``[n_records]``) stay together: whole groups are taken in the order of the permutation until
+        validation is full.
 
     Raises:
         UserError: a part would be empty, or an argument is out of range.

@@ -1,13 +1,14 @@
 """Random access to ``records.jsonl`` by an offset index.
 
-The index is built once, lies beside the file, and is checked against the file's size and modification time at each
-opening. Only offsets are held in memory (8 bytes a record); a record is read with ``pread`` when asked for, so one
-open store serves any number of forked workers.
+The index is built once, lies beside the file, and is checked against the file's size and modification time
+at each opening. Only offsets are held in memory (8 bytes a record); a record is read with ``pread`` when
+asked for, so one open store serves any number of forked workers.
 """
 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import logging
 import os
@@ -157,7 +158,7 @@ class RecordStore:
         first, last = int(self._offsets[start]), int(self._offsets[stop])
         block = self._pread(first, last - first)
         cuts = (self._offsets[start : stop + 1] - first).tolist()
-        return [block[a:b].strip(b" \t\r\n") for a, b in zip(cuts[:-1], cuts[1:], strict=True)]
+        return [block[a:b].strip(b" \t\r\n") for a, b in itertools.pairwise(cuts)]
 
     def _pread(self, offset: int, size: int) -> bytes:
         parts = []
