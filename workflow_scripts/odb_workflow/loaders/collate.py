@@ -36,8 +36,8 @@ class Collator:
     With ``host_metadata``, positions in the flattened [B * L] tokens:
     ``text_positions`` int64 (real tokens that are not image tokens), ``image_positions`` int64,
     ``label_positions`` int64 [K] (the token that predicts label k), ``label_targets`` int64 [K],
-    ``label_samples`` int64 [K] (which sample, 0..N-1), ``last_positions`` int64 [N]; ``segment_lengths`` tuple
-    of N ints (packed only), and the keys of :func:`odb_workflow.model.positions.vision_tables`.
+    ``label_samples`` int64 [K] (which sample, 0..N-1), ``last_positions`` int64 [N]; ``segment_lengths``
+    tuple of N ints (packed only), and the keys of :func:`odb_workflow.model.positions.vision_tables`.
 
     odb's transport keys are copied from the first sample.
 
@@ -46,7 +46,8 @@ class Collator:
         image_token_id: The token that stands for one merged patch.
         spatial_merge_size: Patches per side that become one image token.
         padding: ``pad`` rows to the longest sample, or ``pack`` all samples end to end in one row.
-        pixel_dtype: Type of ``pixel_values``; bfloat16 halves what goes through the worker's queue. None keeps it.
+        pixel_dtype: Type of ``pixel_values``; bfloat16 halves what goes through the worker's queue. None
+            keeps it.
         host_metadata: Also compute what the fast forward needs.
         position_grid_side: Side of the vision tower's learned position table; None leaves its interpolation
             to the device.
@@ -154,7 +155,9 @@ class Collator:
             if packed:
                 batch["segment_lengths"] = tuple(lengths)
             if images:
-                batch |= vision_tables(batch["image_grid_thw"], self.position_grid_side, self.spatial_merge_size)
+                batch |= vision_tables(
+                    batch["image_grid_thw"], self.position_grid_side, self.spatial_merge_size
+                )
         for key in ODB_TRANSPORT_KEYS:
             if key in samples[0]:
                 batch[key] = samples[0][key]
@@ -182,7 +185,7 @@ def batch_tokens(batch: Batch) -> tuple[int, int]:
 
 
 def unpack_batch(batch: Batch, pad_token_id: int) -> Batch:
-    """A packed batch as padded rows, for a forward that knows no packing. Only the model's tensors are kept."""
+    """A packed batch as padded rows, for a forward that knows no packing; the model's tensors only."""
     lengths = batch["lengths"].tolist()
     rows = torch.nn.utils.rnn.pad_sequence
 

@@ -48,7 +48,9 @@ def segment_attention(
         span = slice(start, start + count * length)
         start = span.stop
 
-        def rows(tensor: torch.Tensor, span: slice = span, shape: tuple[int, int] = (count, length)) -> torch.Tensor:
+        def rows(
+            tensor: torch.Tensor, span: slice = span, shape: tuple[int, int] = (count, length)
+        ) -> torch.Tensor:
             return tensor[0, :, span].unflatten(1, shape).transpose(0, 1)
 
         result = F.scaled_dot_product_attention(
@@ -75,8 +77,9 @@ def text_attention(
 ) -> tuple[torch.Tensor, None]:
     """Causal attention of the language model, [B, heads, L, D] -> [B, L, heads, D].
 
-    ``segment_cu_seqlens`` with ``segment_max_seqlen``: packed row in one kernel. ``segment_lengths``: packed row,
-    one call per run of equal lengths. ``causal_rows``: padded rows without a mask. None of them: plain ``sdpa``.
+    ``segment_cu_seqlens`` with ``segment_max_seqlen``: packed row in one kernel. ``segment_lengths``:
+    packed row, one call per run of equal lengths. ``causal_rows``: padded rows without a mask. None of
+    them: plain ``sdpa``.
     """
     if segment_cu_seqlens is not None:
         output = compat.varlen_attention(

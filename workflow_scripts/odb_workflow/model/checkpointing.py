@@ -13,8 +13,9 @@ USABLE_SHARE = 0.90
 def layer_bytes_per_token(text_config: Any, element_bytes: int) -> int:
     """Bytes that one decoder layer keeps for its backward pass, per token (not recomputed, not compiled).
 
-    Counted from the layer's saved tensors: two norms with their float32 copies, query, key and value before and
-    after norm and rotation, attention output, and four tensors of the MLP. Compiled layers keep about 60 % of it.
+    Counted from the layer's saved tensors: two norms with their float32 copies, query, key and value
+    before and after norm and rotation, attention output, and four tensors of the MLP. Compiled layers keep
+    about 60 % of it.
     """
     hidden = text_config.hidden_size
     head = getattr(text_config, "head_dim", None) or hidden // text_config.num_attention_heads
@@ -27,8 +28,8 @@ def layer_bytes_per_token(text_config: Any, element_bytes: int) -> int:
 class CheckpointPlan:
     """Chooses the layers to recompute for each batch.
 
-    Under ``auto`` it plans with a counted figure until a first step was measured, then with the largest measured
-    one. Only numbers that the host already has are read: no wait for the device.
+    Under ``auto`` it plans with a counted figure until a first step was measured, then with the largest
+    measured one. Only numbers that the host already has are read: no wait for the device.
 
     Args:
         choice: ``off``, ``on``, an interval k (every k-th layer), or ``auto``.
@@ -85,8 +86,10 @@ class CheckpointPlan:
         return f"{len(self.fixed)} of {self.layers} layers" if self.fixed else "off"
 
 
-def layers_to_recompute(tokens: int, layers: int, layer_bytes: int, hidden_bytes: int, free_bytes: float) -> int:
-    """Fewest layers to recompute so that the activations of ``tokens`` fit into ``free_bytes`` (0 to ``layers``)."""
+def layers_to_recompute(
+    tokens: int, layers: int, layer_bytes: int, hidden_bytes: int, free_bytes: float
+) -> int:
+    """Fewest layers (0 to all) to recompute so that the activations of ``tokens`` fit ``free_bytes``."""
     if tokens * layers * layer_bytes <= free_bytes:
         return 0
     # A recomputed layer keeps its input, and one layer at a time is rebuilt in full.

@@ -118,8 +118,8 @@ def varlen_attention(
 def set_cudnn_attention(enabled: bool) -> None:
     """Allow or forbid cuDNN attention in this process.
 
-    cuDNN builds a plan for every new shape (40-800 ms each on an H200), and with dynamic batches every shape is
-    new. torch 2.14 also picks cuDNN inside ``varlen_attn``, out of reach of the public switch.
+    cuDNN builds a plan for every new shape (40-800 ms each on an H200), and with dynamic batches every
+    shape is new. torch 2.14 also picks cuDNN inside ``varlen_attn``, out of reach of the public switch.
     """
     torch.backends.cuda.enable_cudnn_sdp(enabled)
     if _varlen_attention() is None:

@@ -1,8 +1,8 @@
 """Qwen3-VL's forward without what the transformers forward spends outside its layers.
 
-The layers are transformers' own modules; around them, embeddings are written once, images go through the vision
-tower in one piece with tables made on the host, no mask is built, and the final norm runs on the tokens that are
-asked for. Nothing here waits for the device.
+The layers are transformers' own modules; around them, embeddings are written once, images go through the
+vision tower in one piece with tables made on the host, no mask is built, and the final norm runs on the
+tokens that are asked for. Nothing here waits for the device.
 """
 
 from __future__ import annotations

@@ -39,8 +39,6 @@ class VLMForward(torch.nn.Module):
         expected_tokens: Tokens that the whole run will process, if known; decides ``compile_layers: auto``.
         compute_dtype: Type of the activations where autocast changes it; by default that of the parameters.
 
-    Attributes:
-        switches: What is really in use, for the record.
     """
 
     def __init__(
@@ -57,7 +55,7 @@ class VLMForward(torch.nn.Module):
         self.performance = performance or PerformanceSettings()
         parameter = next(model.parameters())
         self.device = torch.device(device) if device is not None else parameter.device
-        self.switches: dict[str, Any] = {}
+        self._switches: dict[str, Any] = {}
         self._reference: ReferenceForward | None = None
         self._fast: FastQwen3VL | None = None
         vision_trained = _vision_trained(model)
@@ -66,6 +64,13 @@ class VLMForward(torch.nn.Module):
             self._build_reference(reason, vision_trained, training)
         else:
             self._build_fast(vision_trained, compute_dtype or parameter.dtype, training, expected_tokens)
+
+    @property
+    def switches(self) -> dict[str, Any]:
+        """What is really in use, for the record; ``checkpointing`` tells what ``auto`` came to so far."""
+        if self._fast is not None:
+            self._switches["checkpointing"] = self.plan.describe()
+        return dict(self._switches)
 
     def forward(
         self, batch: dict[str, Any], mode: Mode = "loss", token_ids: torch.Tensor | None = None
@@ -125,11 +130,12 @@ class VLMForward(torch.nn.Module):
         )
 
     def _label_states(self, batch: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
-        if self.switches["loss_head"] == "chunked":
+        if self._switches["loss_head"] == "chunked":
             return self._fast.hidden(batch, batch["label_positions"]), batch["label_targets"]
         # `full`: the states of every token, as the plain forward has them, then the same labels.
         every = torch.arange(batch["input_ids"].numel(), device=batch["input_ids"].device)
-        return self._fast.hidden(batch, every).index_select(0, batch["label_positions"]), batch["label_targets"]
+        states = self._fast.hidden(batch, every).index_select(0, batch["label_positions"])
+        return states, batch["label_targets"]
 
     def _why_reference(self) -> str | None:
         if self.performance.mode == "reference":
@@ -148,13 +154,19 @@ class VLMForward(torch.nn.Module):
         if self.performance.on("cudnn_attention", True) and self.device.type == "cuda":
             compat.set_cudnn_attention(True)
         choice = self.performance.checkpointing
-        recompute = training and (choice not in ("auto", "off") or (choice == "auto" and self.device.type == "cuda"))
+        recompute = training and (
+            choice not in ("auto", "off") or (choice == "auto" and self.device.type == "cuda")
+        )
         if recompute:
             self.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         else:
             compat.disable_checkpointing(self.model)
         self._reference = ReferenceForward(self.model, vision_trained and training)
-        self.switches = {"mode": "reference", "reason": reason, "checkpointing": "on" if recompute else "off"}
+        self._switches = {
+            "mode": "reference",
+            "reason": reason,
+            "checkpointing": "on" if recompute else "off",
+        }
         if reason != "asked for":
             logger.warning("performance: plain transformers forward, because %s", reason)
 
@@ -192,7 +204,7 @@ class VLMForward(torch.nn.Module):
             pending_bytes=pending if training else 0,
         )
         self._fast = FastQwen3VL(self.model, choice, self.plan)
-        self.switches = {
+        self._switches = {
             "mode": "fast",
             "attention": "varlen" if choice.varlen_text else "sdpa",
             "vision": "varlen" if choice.varlen_vision else "sdpa",
@@ -245,7 +257,7 @@ def _vision_trained(model: torch.nn.Module) -> bool:
 
 
 def _set_attention(model: torch.nn.Module, names: tuple[str, str] | None) -> None:
-    """Give the two parts of Qwen3-VL attention functions of ours, or (None) the ones they were loaded with."""
+    """Give Qwen3-VL's two parts our attention functions, or (None) the ones they were loaded with."""
     if not compat.is_qwen3_vl(model):
         return
     parts = (model.model.language_model.config, model.model.visual.config)

@@ -16,7 +16,13 @@ from ..runtime.errors import UserError
 
 logger = logging.getLogger(__name__)
 
-PROJECTOR_NAMES = ("visual.merger", "deepstack_merger_list", "multi_modal_projector", "vision_projector", "connector")
+PROJECTOR_NAMES = (
+    "visual.merger",
+    "deepstack_merger_list",
+    "multi_modal_projector",
+    "vision_projector",
+    "connector",
+)
 VISION_NAMES = ("visual.", "vision_tower", "vision_model", "image_encoder")
 
 
@@ -38,7 +44,8 @@ class FreezeReport:
     def __str__(self) -> str:
         share = self.trained_parameters / max(self.total_parameters, 1)
         parts = ", ".join(f"{name} {count:,}" for name, count in self.parts.items())
-        return f"training {self.trained_parameters:,} of {self.total_parameters:,} parameters ({share:.1%}): {parts}"
+        counts = f"{self.trained_parameters:,} of {self.total_parameters:,} parameters"
+        return f"training {counts} ({share:.1%}): {parts}"
 
 
 def part_of(name: str) -> str:
@@ -62,8 +69,8 @@ def apply_freezing(
     Args:
         model: The Hugging Face model.
         vision_tower, projector, language_model: Whether that part is frozen.
-        trainable_keywords: With any, exactly the parameters whose name contains one of them are trained, within
-            the parts that are not frozen.
+        trainable_keywords: With any, exactly the parameters whose name contains one of them are trained,
+            within the parts that are not frozen.
 
     Raises:
         UserError: a keyword that matches no parameter, matches only frozen parts, or nothing left to train.

@@ -39,7 +39,11 @@ def load_model(
     from transformers import AutoConfig, AutoModelForImageTextToText
 
     name = check_model_path(path_or_id)
-    hub = {"revision": revision, "local_files_only": _offline(offline), "trust_remote_code": trust_remote_code}
+    hub = {
+        "revision": revision,
+        "local_files_only": _offline(offline),
+        "trust_remote_code": trust_remote_code,
+    }
     config = _guarded(name, "configuration", lambda: AutoConfig.from_pretrained(name, **hub))
     if not hasattr(config, "vision_config"):
         raise UserError(
@@ -47,7 +51,9 @@ def load_model(
             where="model.path",
             fix="choose a vision-language model, for example Qwen/Qwen3-VL-2B-Instruct",
         )
-    attention = {} if attn_implementation in (None, "", "auto") else {"attn_implementation": attn_implementation}
+    attention = (
+        {} if attn_implementation in (None, "", "auto") else {"attn_implementation": attn_implementation}
+    )
     loaded = _guarded(
         name,
         "weights",
@@ -149,12 +155,15 @@ def check_model_path(path_or_id: str | Path) -> str:
             raise UserError(
                 f"{name} is no model directory: it has no config.json",
                 where=name,
-                fix="give a directory written by save_pretrained, or a hub id such as Qwen/Qwen3-VL-2B-Instruct",
+                fix="give a directory written by save_pretrained, or a hub id such as "
+                "Qwen/Qwen3-VL-2B-Instruct",
             )
         return name
     looks_local = path.is_absolute() or name.startswith((".", "~")) or name.count("/") != 1 or path.exists()
     if looks_local:
-        raise UserError(f"no model directory {name}", where=name, fix="check the path, or give a hub id OWNER/NAME")
+        raise UserError(
+            f"no model directory {name}", where=name, fix="check the path, or give a hub id OWNER/NAME"
+        )
     return name
 
 

@@ -33,7 +33,8 @@ class PerformanceSettings:
             images of one size.
         host_positions: mRoPE positions and vision tables from the collator, not from the GPU.
         no_mask: Padded batches without an attention mask: right padding cannot reach a real token.
-        loss_head: ``chunked`` computes logits on label tokens only, a chunk at a time; ``full`` on all tokens.
+        loss_head: ``chunked`` computes logits on label tokens only, a chunk at a time; ``full`` on all
+            tokens.
         loss_chunk_tokens: Label tokens per chunk; 0 chooses.
         compile_layers: ``torch.compile`` of each layer with dynamic shapes; ``auto`` only where it repays.
         linear_patch_embedding: The patch embedding as a matrix product in place of Conv3d.
@@ -89,12 +90,16 @@ class PerformanceSettings:
         if value == "reference":
             return cls(mode="reference")
         if not isinstance(value, Mapping):
-            raise UserError(f"performance is {value!r}", where="performance", fix="write auto, reference or switches")
+            raise UserError(
+                f"performance is {value!r}", where="performance", fix="write auto, reference or switches"
+            )
         known = {field.name for field in dataclasses.fields(cls)}
         for name in value:
             if name not in known:
                 raise UserError(
-                    f"unknown switch {name!r}", where=f"performance.{name}", fix=f"known: {', '.join(sorted(known))}"
+                    f"unknown switch {name!r}",
+                    where=f"performance.{name}",
+                    fix=f"known: {', '.join(sorted(known))}",
                 )
         return cls(**value)
 
@@ -114,13 +119,19 @@ def _check(name: str, value: Any) -> None:
     where = f"performance.{name}"
     if name == "loss_chunk_tokens":
         if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-            raise UserError(f"{name} is {value!r}", where=where, fix="a number of tokens, 0 to choose by itself")
+            raise UserError(
+                f"{name} is {value!r}", where=where, fix="a number of tokens, 0 to choose by itself"
+            )
         return
     if name in CHOICES:
-        is_interval = name == "checkpointing" and isinstance(value, int) and not isinstance(value, bool) and value >= 1
+        is_interval = (
+            name == "checkpointing" and isinstance(value, int) and not isinstance(value, bool) and value >= 1
+        )
         if value not in CHOICES[name] and not is_interval:
             extra = " or a number k >= 1 (every k-th layer)" if name == "checkpointing" else ""
-            raise UserError(f"{name} is {value!r}", where=where, fix=f"one of {', '.join(CHOICES[name])}{extra}")
+            raise UserError(
+                f"{name} is {value!r}", where=where, fix=f"one of {', '.join(CHOICES[name])}{extra}"
+            )
         return
     if not (isinstance(value, bool) or value == "auto"):
         raise UserError(f"{name} is {value!r}", where=where, fix="one of auto, true, false")

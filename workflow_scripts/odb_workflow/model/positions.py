@@ -1,8 +1,8 @@
 """Positions and attention segments of a batch, computed on the host before the batch is sent to the device.
 
 The transformers forward derives all of this from tensors on the GPU, and waits for the GPU each time. The
-values here are the same: :func:`mrope_positions` follows ``Qwen3VLModel.get_rope_index`` and the vision tables
-come from ``transformers.vision_utils`` itself (read in transformers 5.17 and 5.24).
+values here are the same: :func:`mrope_positions` follows ``Qwen3VLModel.get_rope_index`` and the vision
+tables come from ``transformers.vision_utils`` itself (read in transformers 5.17 and 5.24).
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ import torch
 TEXT_TOKEN, IMAGE_TOKEN = 0, 1
 
 
-def mrope_positions(token_types: np.ndarray, grids: Sequence[Sequence[int]], spatial_merge_size: int) -> np.ndarray:
+def mrope_positions(
+    token_types: np.ndarray, grids: Sequence[Sequence[int]], spatial_merge_size: int
+) -> np.ndarray:
     """Multimodal rotary positions (time, height, width) of one sample.
 
     Text advances all three axes together; an image of ``h x w`` merged patches gets its grid coordinates and
@@ -47,7 +49,11 @@ def mrope_positions(token_types: np.ndarray, grids: Sequence[Sequence[int]], spa
         grid = next(remaining, None)
         if grid is None:
             raise ValueError(f"more runs of image tokens than images ({len(grids)})")
-        frames, height, width = (int(grid[0]), int(grid[1]) // spatial_merge_size, int(grid[2]) // spatial_merge_size)
+        frames, height, width = (
+            int(grid[0]),
+            int(grid[1]) // spatial_merge_size,
+            int(grid[2]) // spatial_merge_size,
+        )
         if frames * height * width != end - start:
             raise ValueError(
                 f"{end - start} image tokens in a row, but the image's grid {tuple(map(int, grid))} "
@@ -61,11 +67,13 @@ def mrope_positions(token_types: np.ndarray, grids: Sequence[Sequence[int]], spa
 
 
 def vision_segment_lengths(image_grid_thw: torch.Tensor) -> tuple[int, ...]:
-    """Patches of each attention segment of the vision tower: one segment a frame. ``image_grid_thw`` [n, 3]."""
+    """Patches of each attention segment (one a frame) of the images; ``image_grid_thw`` [n, 3]."""
     return tuple(h * w for t, h, w in image_grid_thw.tolist() for _ in range(t))
 
 
-def vision_tables(image_grid_thw: torch.Tensor, grid_side: int | None, spatial_merge_size: int) -> dict[str, Any]:
+def vision_tables(
+    image_grid_thw: torch.Tensor, grid_side: int | None, spatial_merge_size: int
+) -> dict[str, Any]:
     """What the vision tower needs to know of the images' shapes, for P patches in S segments.
 
     Args:
@@ -74,9 +82,9 @@ def vision_tables(image_grid_thw: torch.Tensor, grid_side: int | None, spatial_m
         spatial_merge_size: patches per side that become one token.
 
     Returns:
-        ``vision_cu_seqlens`` int32 [S+1], ``vision_max_seqlen`` int, ``vision_segment_lengths`` tuple of S ints,
-        ``vision_position_ids`` int64 [P, 2] and, with ``grid_side``, ``vision_interp_indices`` int64 [P, 4] and
-        ``vision_interp_weights`` float32 [P, 4].
+        ``vision_cu_seqlens`` int32 [S+1], ``vision_max_seqlen`` int, ``vision_segment_lengths`` tuple of S
+        ints, ``vision_position_ids`` int64 [P, 2] and, with ``grid_side``, ``vision_interp_indices`` int64
+        [P, 4] and ``vision_interp_weights`` float32 [P, 4].
     """
     from transformers import vision_utils
 

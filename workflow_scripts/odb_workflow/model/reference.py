@@ -96,8 +96,8 @@ class ReferenceForward:
 def dummy_vision(model: torch.nn.Module, like: torch.Tensor) -> torch.Tensor:
     """0 x the vision output of one blank image, a scalar of ``like``'s type.
 
-    Added before the language model, it makes every parameter of the vision tower take part in the backward pass
-    with a zero gradient. Added to the loss instead, DeepSpeed ZeRO-2 trains wrong without a word.
+    Added before the language model, it makes every parameter of the vision tower take part in the backward
+    pass with a zero gradient. Added to the loss instead, DeepSpeed ZeRO-2 trains wrong without a word.
     """
     visual = model.model.visual
     merge = visual.spatial_merge_size
