@@ -1,0 +1,1 @@
+"""Comparison of finished runs: collect, test, draw, write. Nothing here trains or evaluates."""
