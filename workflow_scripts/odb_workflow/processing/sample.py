@@ -64,13 +64,20 @@ class SampleProcessor:
         max_length: Largest number of tokens of a sample, vision tokens included.
         data_dir: The dataset folder that image paths are relative to.
         check_template: Also render each record by itself and compare (the validation does so).
+        pixel_dtype: Type of ``pixel_values``; None keeps the processor's float32.
 
     Raises:
         UserError: the processor has no fast tokenizer or no chat template, or ``max_length`` is below 2.
     """
 
     def __init__(
-        self, processor: Any, max_length: int, data_dir: str | Path, *, check_template: bool = False
+        self,
+        processor: Any,
+        max_length: int,
+        data_dir: str | Path,
+        *,
+        check_template: bool = False,
+        pixel_dtype: torch.dtype | None = None,
     ) -> None:
         if max_length < 2:
             raise UserError(f"max_length is {max_length}, it must be at least 2")
@@ -93,8 +100,9 @@ class SampleProcessor:
         self._is_vision = self._vision_table(tokenizer)
         settings = VisionSettings.of(getattr(processor, "image_processor", None))
         self.vision: VisionSettings | None = settings
-        self._patches = PatchMaker(settings) if settings else None
-        if settings and not self._agrees():
+        self.pixel_dtype = pixel_dtype or torch.float32
+        self._patches = PatchMaker(settings, self.pixel_dtype) if settings else None
+        if settings and not self._agrees(settings):
             logger.warning("the direct image path differs from the processor; using the processor itself")
             self.vision = self._patches = None
 
@@ -109,14 +117,14 @@ class SampleProcessor:
                 table[number] = True
         return table
 
-    def _agrees(self) -> bool:
+    def _agrees(self, settings: VisionSettings) -> bool:
         """Does the direct path give what the processor gives, on one made-up picture?"""
         from PIL import Image
 
         rows = np.arange(70 * 90 * 3, dtype=np.int64) * 2654435761 % 251
         picture = Image.fromarray(rows.astype(np.uint8).reshape(70, 90, 3))
         theirs = self.processor.image_processor(images=[picture], return_tensors="pt")
-        ours, grid = self._patches(picture, picture.size)
+        ours, grid = PatchMaker(settings)(picture, picture.size)
         same_grid = theirs["image_grid_thw"].tolist() == [list(grid)]
         return same_grid and torch.allclose(theirs["pixel_values"].float(), ours, atol=1e-5)
 
@@ -201,7 +209,7 @@ class SampleProcessor:
 
         Returns:
             ``row`` int; ``input_ids``, ``attention_mask``, ``labels``, ``mm_token_type_ids`` int64 ``[L]``
-            (0 text, 1 image); with images ``pixel_values`` float32 ``[P, D]`` and ``image_grid_thw`` int64
+            (0 text, 1 image); with images ``pixel_values`` ``[P, D]`` and ``image_grid_thw`` int64
             ``[n, 3]``;
             ``odb_n_patches`` int.
 
@@ -258,6 +266,7 @@ class SampleProcessor:
             {key: value for key, value in output.items() if key not in skip and torch.is_tensor(value)}
         )
         if "pixel_values" in sample:
+            sample["pixel_values"] = sample["pixel_values"].to(self.pixel_dtype)
             sample[PATCHES_KEY] = len(sample["pixel_values"])
         return sample
 
