@@ -1,0 +1,38 @@
+"""What does Online Dynamic Batching do to my training: how much faster, and at what quality?
+
+Data -> training per arm -> validation loss and MMMU-MC per checkpoint -> comparison. `./run.sh help` lists the
+commands; config.yaml and config/README.md hold the settings; rules/ the steps.
+"""
+
+from snakemake.utils import min_version
+
+min_version("9.0")
+
+
+include: "rules/common.smk"
+
+
+rule all:
+    localrule: True
+    input:
+        RUN.comparison_files(),
+
+
+include: "rules/data.smk"
+include: "rules/model.smk"
+include: "rules/train.smk"
+include: "rules/evaluate.smk"
+include: "rules/compare.smk"
+include: "rules/targets.smk"
+
+
+onstart:
+    RUN.start(workflow)
+
+
+onsuccess:
+    RUN.succeeded()
+
+
+onerror:
+    RUN.failed(log)

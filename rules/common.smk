@@ -1,0 +1,20 @@
+"""The run's configuration, folders and helpers. Everything longer than a line lives in odb_workflow.workflow."""
+
+import sys
+from pathlib import Path
+
+# `current_basedir` is right also where another workflow uses this one as a module.
+CHECKOUT = Path(str(workflow.current_basedir.get_path_or_uri(secret_free=False))).parent
+sys.path.insert(0, str(CHECKOUT / "workflow_scripts"))
+
+from odb_workflow.workflow.start import run_of
+
+RUN = run_of(workflow, config, CHECKOUT)
+OUT, RESULTS, LOGS = RUN.out, RUN.results, RUN.logs
+PYTHON = RUN.python
+SCRIPTS = RUN.scripts
+
+
+wildcard_constraints:
+    arm="|".join([*RUN.arms, "untrained"]),
+    seed="(seed-[0-9]+/)?",

@@ -1,0 +1,123 @@
+"""One run of the workflow: configuration, files, parameters and resources, in one object that the rules use."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from ..config.load import Loaded
+from ..config.schema import BASELINE, Config
+from .lifecycle import Lifecycle
+from .paths import (
+    MMMU_DIR,
+    VALLOSS_DIR,
+    External,
+    Paths,
+    arm_of_checkpoint,
+    external_checkpoint,
+    literal,
+)
+from .places import Places
+
+RESULT_FILES = {
+    "valloss": f"{VALLOSS_DIR}/eval_results.json",
+    "mmmu": f"{MMMU_DIR}/mmmu_mc_likelihood_results.json",
+}
+
+
+class Run(Places, Lifecycle):
+    """What the rules need to know, computed from the configuration."""
+
+    def __init__(self, loaded: Loaded, checkout: Path, python: str = "python") -> None:
+        """
+        Args:
+            loaded: The checked configuration.
+            checkout: Folder of the Snakefile.
+            python: Interpreter of the programs, quoted for a shell.
+        """
+        self.loaded = loaded
+        self.config: Config = loaded.config
+        self.paths = Paths(loaded.config)
+        self.checkout = checkout
+        self.scripts = str(checkout / "workflow_scripts")
+        self.python = python
+        self.out = literal(self.paths.output)
+        self.results = literal(self.paths.results)
+        self.logs = literal(self.paths.logs)
+        self.arms = list(self.config.arms)
+        self.baseline = [BASELINE] if self.config.evaluation.untrained_baseline else []
+        self.evaluated: tuple[str, str] | None = arm_of_checkpoint(self.paths, [*self.arms, BASELINE])
+        self.external: External | None = None if self.evaluated else external_checkpoint(self.paths)
+
+    # Files -----------------------------------------------------------------------------------------------
+
+    def files(self, arm: str, name: str) -> list[str]:
+        """A file of an arm, one per seed."""
+        return [f"{self.paths.output}/{arm}/{part}{name}" for part in self.paths.seed_parts(arm)]
+
+    def trained(self, arm: str) -> list[str]:
+        """Files that say that an arm is trained."""
+        return self.files(arm, "checkpoint.json")
+
+    def evaluations(self, arm: str) -> list[str]:
+        """Both evaluations of an arm."""
+        return [file for name in RESULT_FILES.values() for file in self.files(arm, name)]
+
+    def summaries(self) -> list[str]:
+        """Summaries of all trainings."""
+        return [file for arm in self.arms for file in self.files(arm, f"train_summary_{arm}.json")]
+
+    def all_evaluations(self) -> list[str]:
+        """Evaluations of all arms and of the untrained model."""
+        return [file for arm in [*self.arms, *self.baseline] for file in self.evaluations(arm)]
+
+    def comparison_files(self) -> list[str]:
+        """Files of the comparison."""
+        return [f"{self.paths.results}/comparison.{end}" for end in ("json", "html")]
+
+    @property
+    def default_arm(self) -> str:
+        """The arm that `eval_valloss` and `benchmark` evaluate where no checkpoint is named."""
+        return "odb" if "odb" in self.arms else self.arms[0]
+
+    def checkpoint_evaluation(self, stage: str) -> list[str]:
+        """What `eval_valloss` and `benchmark` make: of the named checkpoint, by default of the ODB arm."""
+        name = RESULT_FILES[stage]
+        if self.external:
+            return [f"{self.external.folder}/{name}"]
+        if self.evaluated:
+            arm, part = self.evaluated
+            return [f"{self.paths.output}/{arm}/{part}{name}"]
+        return self.files(self.default_arm, name)
+
+    # Resources -------------------------------------------------------------------------------------------
+
+    def gpus(self, stage: str) -> int:
+        """GPUs per machine of a job of ``stage`` (data, train, evaluate, compare)."""
+        wanted = self.stage(stage).gpu
+        if wanted != "auto":
+            return int(wanted)
+        return self.processes(stage) if self.config.device == "cuda" else 0
+
+    def processes(self, stage: str) -> int:
+        """Processes per machine of a job of ``stage``."""
+        if stage == "train":
+            return self.config.training.num_processes
+        return self.config.evaluation.num_processes if stage == "evaluate" else 1
+
+    def stage(self, stage: str) -> Any:
+        """Threads, memory, time and GPUs of a stage."""
+        return getattr(self.config.resources, stage)
+
+    def machine_resources(self) -> dict[str, Any]:
+        """Further resources of a training on several machines: one SLURM job, started by the rule itself."""
+        machines = self.config.training.num_machines
+        return {"mpi": "srun", "nodes": machines, "tasks": machines, "tasks_per_gpu": 0} if machines > 1 else {}
+
+    def launch(self, stage: str, threads: int) -> list[str]:
+        """Flags of ``launch.py``."""
+        made = ["--processes", self.processes(stage), "--gpus", self.gpus(stage), "--threads", threads]
+        if stage == "train":
+            training = self.config.training
+            made += ["--machines", training.num_machines, "--port", training.master_port, "--accelerate"]
+        return [str(item) for item in made]

@@ -1,0 +1,96 @@
+"""What happens at the start of a run, after it, and after a failure."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+from ..config.load import Loaded
+from ..config.schema import Config
+from ..runtime.files import atomic_write_text
+from .paths import Paths
+
+LAST_LINES = 25
+_LOG_LINE = re.compile(r"^\s*log: (?P<logs>.+) \(check log file\(s\) for error details\)", re.MULTILINE)
+
+
+class Lifecycle:
+    """Start, success and failure of a run; a part of ``Run``."""
+
+    loaded: Loaded
+    config: Config
+    paths: Paths
+
+    def merged_config(self) -> str:
+        """The merged configuration as YAML."""
+        raise NotImplementedError
+
+    def write_merged_config(self) -> None:
+        """Write the merged configuration beside the outputs and beside the comparison."""
+        text = "# Merged configuration of this run, written at its start.\n" + self.merged_config()
+        for folder in (self.paths.output, self.paths.results):
+            file = Path(folder) / "config.yaml"
+            if not file.is_file() or file.read_text(encoding="utf-8") != text:
+                atomic_write_text(file, text)
+
+    def banner(self) -> str:
+        """What will run with which configuration, in a few lines."""
+        config = self.config
+        arms = ", ".join(self._arm_text(name) for name in config.arms)
+        seeds = f", seeds {', '.join(map(str, config.seeds))}" if len(config.seeds) > 1 else ""
+        set_by = sorted({source for source in self.loaded.sources.values() if source != "config.yaml"})
+        layers = " < ".join(["config.yaml", *self.loaded.presets, *[s for s in set_by if s not in self.loaded.presets]])
+        training = config.training
+        return "\n".join(
+            [
+                f"run       {config.run}  ({self.paths.output}, {self.paths.results}, {self.paths.logs})",
+                f"model     {config.model.path}",
+                f"data      {config.data.dir}  (builder: {config.builder.kind})",
+                f"arms      {arms}{seeds}",
+                f"training  {config.split.train_size or 'all'} samples x {training.epochs:g} epochs, lr {training.lr:g}, "
+                f"{training.precision}, {training.num_machines} x {training.num_processes} process(es) on {config.device}",
+                f"config    {layers}",
+            ]
+        )
+
+    def _arm_text(self, name: str) -> str:
+        arm: Any = self.config.arms[name]
+        size = getattr(arm, "token_budget", None)
+        detail = f"budget {size}" if size else f"batch {arm.fixed_batch_size}"
+        packed = ", packed" if arm.padding == "pack" else ""
+        return f"{name} ({arm.loader}, {detail}{packed})"
+
+    def start(self, workflow: Any) -> None:
+        """Before the first job: banner, guards that stop, merged configuration."""
+        print(self.banner(), file=sys.stderr, flush=True)
+        self.write_merged_config()
+
+    def succeeded(self) -> None:
+        """After the last job: where to look."""
+        page = Path(self.paths.results) / "comparison.html"
+        if page.is_file():
+            print(f"comparison: {page}", file=sys.stderr, flush=True)
+
+    def failed(self, log: str) -> None:
+        """After a failure: each failed job's log and its last lines."""
+        try:
+            text = Path(log).read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            return
+        for file in dict.fromkeys(_LOG_LINE.findall(text)):
+            print(f"\nlast lines of {file}:", file=sys.stderr)
+            print(last_lines(file), file=sys.stderr, flush=True)
+
+
+def last_lines(file: str, count: int = LAST_LINES) -> str:
+    """The last lines of a log, indented; says so where there is none."""
+    try:
+        with open(file, "rb") as handle:
+            handle.seek(0, 2)
+            handle.seek(max(0, handle.tell() - 64_000))
+            lines = handle.read().decode("utf-8", "replace").splitlines()
+    except OSError as error:
+        return f"    (cannot be read: {error.strerror})"
+    return "\n".join(f"    {line}" for line in lines[-count:]) or "    (empty)"
