@@ -13,9 +13,9 @@ include: "rules/common.smk"
 
 
 rule all:
-    localrule: True
     input:
         RUN.comparison_files(),
+    localrule: True
 
 
 include: "rules/data.smk"

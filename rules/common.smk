@@ -11,8 +11,11 @@ from odb_workflow.workflow.start import run_of
 
 RUN = run_of(workflow, config, CHECKOUT)
 OUT, RESULTS, LOGS = RUN.out, RUN.results, RUN.logs
-PYTHON = RUN.python
-SCRIPTS = RUN.scripts
+
+
+def tmdb(wildcards):
+    """The identity of the built TMDB; while it is being built, Snakemake waits with what needs it."""
+    return checkpoints.build_tmdb.get().output.identity
 
 
 wildcard_constraints:

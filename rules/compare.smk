@@ -28,13 +28,13 @@ rule compare:
     params:
         identity=RUN.compare_flags(),
         code=RUN.code("compare"),
+        program=lambda wildcards, output: RUN.program("compare"),
         places=lambda wildcards, output: RUN.compare_places(),
     message:
         "Comparing the arms"
     # Status 3: written, but a number is missing or not finite; the page and the end of the run say so.
     shell:
-        "({PYTHON} {SCRIPTS:q}/compare.py {params.identity:q} {params.places:q} || [ $? -eq 3 ])"
-        " 2>&1 | tee -i {log:q}"
+        "({params.program:q} {params.identity:q} {params.places:q} || [ $? -eq 3 ])" " 2>&1 | tee -i {log:q}"
 
 
 # From finished results only: no inputs, so that it can never start a training.
@@ -46,9 +46,9 @@ rule report:
         "../envs/workflow.yaml"
     params:
         identity=RUN.compare_flags(),
+        program=lambda wildcards, threads: RUN.program("compare"),
         places=lambda wildcards, threads: RUN.compare_places(),
     message:
         "Report from the results that are there"
     shell:
-        "{PYTHON} {SCRIPTS:q}/compare.py {params.identity:q} {params.places:q} --allow-missing"
-        " 2>&1 | tee -i {log:q}"
+        "{params.program:q} {params.identity:q} {params.places:q} --allow-missing" " 2>&1 | tee -i {log:q}"

@@ -25,12 +25,13 @@ if RUN.config.builder.kind in ("embedded", "git"):
         params:
             identity=RUN.clone_flags(),
             code=RUN.code("clone_dataset_builder"),
+            program=lambda wildcards, output: RUN.program("clone_dataset_builder"),
             checkout=lambda wildcards, output: RUN.config.builder.checkout,
         message:
             "Checking out the dataset builder"
         shell:
-            "{PYTHON} {SCRIPTS:q}/clone_dataset_builder.py {params.identity:q}"
-            " --checkout {params.checkout:q} --record {output:q} 2>&1 | tee -i {log:q}"
+            "{params.program:q} {params.identity:q} --checkout {params.checkout:q} --record {output:q}"
+            " 2>&1 | tee -i {log:q}"
 
 
 if RUN.config.builder.kind != "existing":
@@ -55,13 +56,15 @@ if RUN.config.builder.kind != "existing":
         params:
             identity=RUN.builder_flags(),
             code=RUN.code("build_tmdb", "identify_tmdb"),
+            program=lambda wildcards, output: RUN.program("build_tmdb"),
+            identify=lambda wildcards, output: RUN.program("identify_tmdb"),
             places=lambda wildcards, output: RUN.builder_places(),
             data=lambda wildcards, output: RUN.paths.data,
         message:
             "Building the TMDB"
         shell:
-            "({PYTHON} {SCRIPTS:q}/build_tmdb.py {params.identity:q} {params.places:q} --output {params.data:q} &&"
-            " {PYTHON} {SCRIPTS:q}/identify_tmdb.py --data {params.data:q} --output {output.identity:q})"
+            "({params.program:q} {params.identity:q} {params.places:q} --output {params.data:q} &&"
+            " {params.identify:q} --data {params.data:q} --output {output.identity:q})"
             " 2>&1 | tee -i {log:q}"
 
 else:
@@ -81,17 +84,12 @@ else:
             "../envs/workflow.yaml"
         params:
             code=RUN.code("identify_tmdb"),
+            program=lambda wildcards, input: RUN.program("identify_tmdb"),
             data=lambda wildcards, input: RUN.paths.data,
         message:
             "Looking at the TMDB in {params.data}"
         shell:
-            "{PYTHON} {SCRIPTS:q}/identify_tmdb.py --data {params.data:q} --output {output.identity:q}"
-            " 2>&1 | tee -i {log:q}"
-
-
-def tmdb(wildcards):
-    """The identity of the built TMDB."""
-    return checkpoints.build_tmdb.get().output.identity
+            "{params.program:q} --data {params.data:q} --output {output.identity:q}" " 2>&1 | tee -i {log:q}"
 
 
 rule validate_tmdb:
@@ -115,11 +113,12 @@ rule validate_tmdb:
     params:
         identity=RUN.validation_flags(),
         code=RUN.code("validate_tmdb"),
+        program=lambda wildcards, output: RUN.program("validate_tmdb"),
         places=lambda wildcards, input, output, threads: RUN.validation_places(threads),
     message:
         "Checking every record of the TMDB"
     shell:
-        "{PYTHON} {SCRIPTS:q}/validate_tmdb.py {params.identity:q} {params.places:q} 2>&1 | tee -i {log:q}"
+        "{params.program:q} {params.identity:q} {params.places:q} 2>&1 | tee -i {log:q}"
 
 
 rule data_report:
@@ -144,8 +143,9 @@ rule data_report:
     params:
         identity=RUN.split_flags(),
         code=RUN.code("data_report"),
+        program=lambda wildcards, output: RUN.program("data_report"),
         places=lambda wildcards, input, output: RUN.report_places(),
     message:
         "Reporting on the data"
     shell:
-        "{PYTHON} {SCRIPTS:q}/data_report.py {params.identity:q} {params.places:q} 2>&1 | tee -i {log:q}"
+        "{params.program:q} {params.identity:q} {params.places:q} 2>&1 | tee -i {log:q}"

@@ -31,13 +31,12 @@ rule valloss:
     params:
         identity=RUN.valloss_flags(),
         code=RUN.code("valloss"),
-        launch=lambda wildcards, threads: RUN.launch("evaluate", threads),
+        program=lambda wildcards, threads: RUN.launched("valloss", threads),
         places=lambda wildcards, input, output: RUN.valloss_places(input.checkpoint, output),
     message:
         "Validation loss of {input.checkpoint}"
     shell:
-        "{PYTHON} {SCRIPTS:q}/launch.py {params.launch} -- {SCRIPTS:q}/eval_valloss.py"
-        " {params.identity:q} {params.places:q} 2>&1 | tee -i {log:q}"
+        "{params.program:q} {params.identity:q} {params.places:q} 2>&1 | tee -i {log:q}"
 
 
 rule mmmu:
@@ -61,13 +60,12 @@ rule mmmu:
     params:
         identity=RUN.mmmu_flags(),
         code=RUN.code("mmmu"),
-        launch=lambda wildcards, threads: RUN.launch("evaluate", threads),
+        program=lambda wildcards, threads: RUN.launched("mmmu", threads),
         places=lambda wildcards, input, output: RUN.mmmu_places(input.checkpoint, output),
     message:
         "MMMU-MC of {input.checkpoint}"
     shell:
-        "{PYTHON} {SCRIPTS:q}/launch.py {params.launch} -- {SCRIPTS:q}/eval_benchmark.py"
-        " {params.identity:q} {params.places:q} 2>&1 | tee -i {log:q}"
+        "{params.program:q} {params.identity:q} {params.places:q} 2>&1 | tee -i {log:q}"
 
 
 if RUN.external:
@@ -90,7 +88,7 @@ if RUN.external:
             identity=RUN.valloss_flags(),
             checkpoint=RUN.external.checkpoint,
             code=RUN.code("valloss"),
-            launch=lambda wildcards, threads: RUN.launch("evaluate", threads),
+            program=lambda wildcards, threads: RUN.launched("valloss", threads),
             places=lambda wildcards, input, output: RUN.valloss_places(RUN.external.checkpoint, output),
 
     use rule mmmu as mmmu_external with:
@@ -108,5 +106,5 @@ if RUN.external:
             identity=RUN.mmmu_flags(),
             checkpoint=RUN.external.checkpoint,
             code=RUN.code("mmmu"),
-            launch=lambda wildcards, threads: RUN.launch("evaluate", threads),
+            program=lambda wildcards, threads: RUN.launched("mmmu", threads),
             places=lambda wildcards, input, output: RUN.mmmu_places(RUN.external.checkpoint, output),

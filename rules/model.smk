@@ -24,11 +24,12 @@ rule prepare_model:
     params:
         identity=RUN.model_flags(),
         code=RUN.code("prepare_model"),
+        program=lambda wildcards, output: RUN.program("prepare_model"),
         places=lambda wildcards, output: RUN.model_places(),
     message:
         "Preparing the base model"
     shell:
-        "{PYTHON} {SCRIPTS:q}/prepare_model.py {params.identity:q} {params.places:q} 2>&1 | tee -i {log:q}"
+        "{params.program:q} {params.identity:q} {params.places:q} 2>&1 | tee -i {log:q}"
 
 
 if RUN.config.evaluation.mmmu.dataset == "embedded":
@@ -46,9 +47,9 @@ if RUN.config.evaluation.mmmu.dataset == "embedded":
         params:
             identity=RUN.benchmark_flags(),
             code=RUN.code("prepare_benchmark"),
+            program=lambda wildcards, output: RUN.program("prepare_benchmark"),
             folder=lambda wildcards, output: RUN.paths.benchmark,
         message:
             "Making the embedded benchmark"
         shell:
-            "{PYTHON} {SCRIPTS:q}/prepare_benchmark.py {params.identity:q} --output {params.folder:q}"
-            " 2>&1 | tee -i {log:q}"
+            "{params.program:q} {params.identity:q} --output {params.folder:q}" " 2>&1 | tee -i {log:q}"

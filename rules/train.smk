@@ -35,12 +35,10 @@ rule train:
         deepspeed=RUN.deepspeed_content(),
         saved=lambda wildcards: RUN.saved(wildcards.arm, wildcards.seed),
         code=RUN.code("train"),
-        launch=lambda wildcards, threads: RUN.launch("train", threads),
+        program=lambda wildcards, threads: RUN.launched("train", threads),
         places=lambda wildcards, input: RUN.train_places(wildcards.arm, wildcards.seed),
-        record=lambda wildcards, output: RUN.record_flags(wildcards.arm, wildcards.seed),
+        record=lambda wildcards, output: RUN.record_command(wildcards.arm, wildcards.seed),
     message:
         "Training arm {wildcards.arm} {wildcards.seed}"
     shell:
-        "({PYTHON} {SCRIPTS:q}/launch.py {params.launch} -- {SCRIPTS:q}/train_accelerate.py"
-        " {params.identity:q} {params.places:q} &&"
-        " {PYTHON} {SCRIPTS:q}/record_run.py {params.record:q}) 2>&1 | tee -i {log:q}"
+        "({params.program:q} {params.identity:q} {params.places:q} && {params.record:q}) 2>&1 | tee -i {log:q}"

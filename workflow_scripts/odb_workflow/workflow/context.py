@@ -17,7 +17,7 @@ from .paths import (
     external_checkpoint,
     literal,
 )
-from .places import Places
+from .places import PROGRAMS, Places
 
 RESULT_FILES = {
     "valloss": f"{VALLOSS_DIR}/eval_results.json",
@@ -33,7 +33,7 @@ class Run(Places, Lifecycle):
         Args:
             loaded: The checked configuration.
             checkout: Folder of the Snakefile.
-            python: Interpreter of the programs, quoted for a shell.
+            python: Interpreter of the programs, as the shell finds it.
         """
         self.loaded = loaded
         self.config: Config = loaded.config
@@ -114,10 +114,12 @@ class Run(Places, Lifecycle):
         machines = self.config.training.num_machines
         return {"mpi": "srun", "nodes": machines, "tasks": machines, "tasks_per_gpu": 0} if machines > 1 else {}
 
-    def launch(self, stage: str, threads: int) -> list[str]:
-        """Flags of ``launch.py``."""
-        made = ["--processes", self.processes(stage), "--gpus", self.gpus(stage), "--threads", threads]
+    def launched(self, stage: str, threads: int) -> list[str]:
+        """The command that starts the program of a stage (train, valloss, mmmu) on its devices."""
+        kind = "train" if stage == "train" else "evaluate"
+        made = ["--processes", self.processes(kind), "--gpus", self.gpus(kind), "--threads", threads]
         if stage == "train":
             training = self.config.training
             made += ["--machines", training.num_machines, "--port", training.master_port, "--accelerate"]
-        return [str(item) for item in made]
+        launcher, program = f"{self.scripts}/launch.py", f"{self.scripts}/{PROGRAMS[stage]}"
+        return [self.python, launcher, *map(str, made), "--", program]

@@ -43,6 +43,7 @@ class Places:
     paths: Paths
     checkout: Path
     scripts: str
+    python: str
     arms: list[str]
     baseline: list[str]
     external: External | None
@@ -55,6 +56,10 @@ class Places:
     def code(self, *stages: str) -> str:
         """Code versions of the programs of a stage: raising one reruns the stage."""
         return " ".join(f"{stage}={code_version(Path(self.scripts) / PROGRAMS[stage])}" for stage in stages)
+
+    def program(self, stage: str) -> list[str]:
+        """The command that starts the program of a stage."""
+        return [self.python, f"{self.scripts}/{PROGRAMS[stage]}"]
 
     # Data ------------------------------------------------------------------------------------------------
 
@@ -187,8 +192,8 @@ class Places:
             *flags.training_runtime_flags(self.config, arm, self.checkout),
         ]
 
-    def record_flags(self, arm: str, seed_part: str) -> list[str]:
-        """Flags of ``record_run.py``: what the guard compares later, and the merged configuration."""
+    def record_command(self, arm: str, seed_part: str) -> list[str]:
+        """The command that records what a training was made with: what the guard compares later, and the merged configuration."""
         record = {
             "arm": arm,
             "seed": self.seed(seed_part),
@@ -197,6 +202,7 @@ class Places:
         }
         folder = f"{self.paths.output}/{arm}/{seed_part}"
         return [
+            *(self.python, f"{self.scripts}/record_run.py"),
             *("--output", f"{folder}{RECORD}", "--record", json.dumps(record, ensure_ascii=False)),
             *("--include", f"data={self.paths.data_identity}"),
             *("--include", f"builder={self.paths.clone_record}"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -44,4 +43,4 @@ def run_of(workflow: Any, config: Mapping[str, Any], checkout: Path) -> Run:
 def _python(workflow: Any) -> str:
     """This interpreter, also where its environment is not activated; the one on PATH inside a conda environment."""
     methods = getattr(workflow.deployment_settings, "deployment_method", None) or ()
-    return "python" if methods else shlex.quote(sys.executable)
+    return "python" if methods else sys.executable
