@@ -216,7 +216,10 @@ class SampleProcessor:
         Raises:
             BadRecord: the record cannot become a sample; names id, row, reason and file.
         """
-        images = [self.load_image(record, row, path) for path in record.images]
+        return self.from_images(record, row, [self.load_image(record, row, path) for path in record.images])
+
+    def from_images(self, record: Record, row: int, images: list[LoadedImage]) -> Sample:
+        """The sample of a record whose images are read already."""
         if self._patches is None:
             return self._generic(record, row, images)
         blocks, grids = [], []

@@ -13,7 +13,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from ..tmdb.records import IMAGE_MARKER, BadRecord, Record, Turn
+from ..tmdb.records import IMAGE_MARKER, BadRecord, Fault, Record, Turn
 
 _OPEN, _CLOSE = "\ue000", "\ue001"
 _SLOT = re.compile(f"{_OPEN}([0-9]+){_CLOSE}")
@@ -177,11 +177,8 @@ class TemplateRenderer:
                 not render the conversation, or (``check``) renders it otherwise than its shape tells.
         """
         turns = [(turn.role, turn_parts(turn)) for turn in record.turns]
-        for number, turn in enumerate(record.turns, start=1):
-            found = self.control.search(turn.text)
-            if found:
-                detail = f"turn {number} holds {found.group()!r}"
-                raise BadRecord("special_token", record_id=record.id, row=row, detail=detail)
+        for fault in self.control_faults(record):
+            raise BadRecord(fault.reason, record_id=record.id, row=row, detail=fault.detail)
         try:
             skeleton = self.skeleton(
                 tuple((role, tuple(part is None for part in parts)) for role, parts in turns)
@@ -194,6 +191,15 @@ class TemplateRenderer:
         except TemplateError as error:
             raise BadRecord("template_error", record_id=record.id, row=row, detail=str(error)) from None
         return rendered
+
+    def control_faults(self, record: Record) -> list[Fault]:
+        """A fault for each turn whose text holds a control token: it would act as one when tokenized."""
+        faults = []
+        for number, turn in enumerate(record.turns, start=1):
+            found = self.control.search(turn.text)
+            if found:
+                faults.append(Fault("special_token", f"turn {number} holds {found.group()!r}"))
+        return faults
 
     @staticmethod
     def _fill(skeleton: Skeleton, texts: list[str]) -> Rendered:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 
+from ..processing.identity import processor_identity
 from ..runtime.errors import UserError
 from ..runtime.files import read_json
 from .split import Split, split_rows
@@ -19,7 +20,8 @@ from .store import RecordStore
 VALIDATION_NAME = "validation.json"
 ACCEPTED_NAME = "accepted.parquet"
 REJECTS_NAME = "rejects.jsonl"
-FAILED_NAME = "validation_failed.json"
+#: Folder inside the output folder that a validation which stopped writes instead.
+FAILED_FOLDER = "validation_failed"
 
 
 @dataclass(eq=False)
@@ -55,7 +57,7 @@ class AcceptedSet:
             raise UserError(
                 f"no finished validation of the dataset: {VALIDATION_NAME} is missing",
                 where=str(folder),
-                fix=f"run validate_tmdb.py; if it stopped, {REJECTS_NAME} in that folder lists the faults",
+                fix=f"run validate_tmdb.py; if it stopped, see {FAILED_FOLDER}/{REJECTS_NAME} there",
             )
         info = read_json(folder / VALIDATION_NAME)
         try:
@@ -114,6 +116,17 @@ class AcceptedSet:
                 "the validation belongs to other data than the dataset given",
                 where=f"{self.folder} and {store.data_dir}",
                 fix="run validate_tmdb.py for this dataset",
+            )
+
+    def check_processor(self, processor: Any, max_length: int) -> None:
+        """Raise UserError unless the lengths were measured with this processor and ``max_length``."""
+        measured = (self.info["processor"]["sha256"], self.info["max_length"])
+        if measured != (processor_identity(processor)["sha256"], max_length):
+            raise UserError(
+                "the dataset was validated with another processor, image size or max_length "
+                f"(max_length {measured[1]}, now {max_length})",
+                where=str(self.folder),
+                fix="run validate_tmdb.py with the same --model, --image-max-pixels and --max-length",
             )
 
     def groups(self) -> np.ndarray:
