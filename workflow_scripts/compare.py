@@ -43,7 +43,11 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--config", type=Path, help="merged config (YAML), shown at the end of the page")
     parser.add_argument("--output-dir", type=Path, required=True, help="where the comparison is written")
     parser.add_argument("--run-name", help="name of the run; by default the name of --arms-root")
-    parser.add_argument("--level", type=float, default=LEVEL, help="coverage of the intervals (default 0.95)")
+    parser.add_argument(
+        "--level",
+        type=float,
+        help="coverage of the intervals; by default report.level of the config, else 0.95",
+    )
     parser.add_argument(
         "--examples", type=Path, default=REPOSITORY / "results" / "examples", help="folder of example records"
     )
@@ -91,10 +95,11 @@ def main() -> int:
     names = [name for name in arguments.arms.split(",") if name]
     if not names or len(set(names)) != len(names):
         raise UserError(f"--arms needs distinct names, got {arguments.arms!r}", where="--arms")
-    if not 0.5 <= arguments.level < 1:
-        raise UserError(f"--level must lie in [0.5, 1), got {arguments.level}", where="--level")
     config_text, config = read_config(arguments.config)
-    seeds = config.get("seeds") or (config.get("training") or {}).get("seeds")
+    level = arguments.level or (config.get("report") or {}).get("level") or LEVEL
+    if not 0.5 <= level < 1:
+        raise UserError(f"the level must lie in [0.5, 1), got {level}", where="--level, report.level")
+    seeds = config.get("seeds")
     arms = [collect_arm(arguments.arms_root, name, seeds) for name in names]
     comparison = analyze(
         arms,
@@ -103,7 +108,7 @@ def main() -> int:
         scripts=Path(__file__).resolve().parent,
         study_command=arguments.study_command,
         reproduce_command=arguments.reproduce,
-        level=arguments.level,
+        level=level,
     )
     output: Path = arguments.output_dir
     output.mkdir(parents=True, exist_ok=True)

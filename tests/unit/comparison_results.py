@@ -1,7 +1,8 @@
-"""Made-up results of finished runs for the tests of the comparison: right file names and fields, invented numbers."""
+"""Made-up results of finished runs for the tests of the comparison: real file names, invented numbers."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -37,7 +38,7 @@ def sample_lengths(n: int = 2000, seed: int = 0) -> np.ndarray:
 def write_training(
     folder: Path, arm: str, *, loader: str, batch: int | None, speed: float, seed: int = 42, **changes: Any
 ) -> None:
-    """Training summary and step log of an arm; ``speed`` in computed tokens/s, ``batch`` None for a budget."""
+    """Summary and step log of an arm; ``speed`` in computed tokens/s, ``batch`` None for a token budget."""
     lengths = sample_lengths()
     rng = np.random.default_rng(seed)
     order = rng.permutation(len(lengths))
@@ -92,7 +93,13 @@ def write_training(
         "runtime_seconds": runtime,
         "train_loss": float(np.mean([step["loss"] for step in steps])),
         "world_size": 1,
-        "split": {"mode": "lf_val_size", "val_size": 0.05, "split_seed": 42, "train": 2000, "validation": 300},
+        "split": {
+            "mode": "lf_val_size",
+            "val_size": 0.05,
+            "split_seed": 42,
+            "train": 2000,
+            "validation": 300,
+        },
         "token_budget": None if batch else 1600,
         "buffer_size": None if batch else 256,
         "fixed_batch_size": batch,
@@ -123,8 +130,9 @@ def write_training(
             "missing": 0,
             "lost": 0,
             "doubled": 0,
-            "ids_sha256": "a" * 64,
+            "ids_sha256": hashlib.sha256(arm.encode()).hexdigest(),  # in the order of training
             "complete": True,
+            "epochs": [{"epoch": 0, "set_sha256": "a" * 64}],
         },
     }
     for key, value in changes.items():
@@ -134,7 +142,9 @@ def write_training(
     write_json(folder / "run_record.json", {"config": {"lr": 1e-3}})
 
 
-def write_evaluations(folder: Path, *, loss: float, accuracy: float, seed: int, n: int = 300, m: int = 240) -> None:
+def write_evaluations(
+    folder: Path, *, loss: float, accuracy: float, seed: int, n: int = 300, m: int = 240
+) -> None:
     """Validation loss and MMMU-MC around the given levels; the same records for every arm."""
     rng = np.random.default_rng(seed)
     base = np.random.default_rng(7).gamma(6.0, 1 / 6.0, n)
@@ -146,7 +156,6 @@ def write_evaluations(folder: Path, *, loss: float, accuracy: float, seed: int, 
             "row": 2000 + i,
             "source": SOURCES[i % len(SOURCES)],
             "loss": float(losses[i]),
-            "loss_sum": float(losses[i] * tokens[i]),
             "label_tokens": int(tokens[i]),
         }
         for i in range(n)
@@ -157,7 +166,7 @@ def write_evaluations(folder: Path, *, loss: float, accuracy: float, seed: int, 
         "token_weighted_eval_loss": float((losses * tokens).sum() / tokens.sum()),
         "eval_samples": n,
         "label_tokens": int(tokens.sum()),
-        "label_tokens_per_sample": float(tokens.mean()),
+        "label_tokens_per_sample": {"p50": float(np.median(tokens)), "mean": float(tokens.mean())},
         "code_version": 1,
     }
     write_json(out / "eval_results.json", results)
@@ -169,10 +178,10 @@ def write_evaluations(folder: Path, *, loss: float, accuracy: float, seed: int, 
             "id": f"q-{i}",
             "subject": f"Subject_{i % 6}",
             "category": CATEGORIES[i % 3],
-            "answer": "A",
+            "ground_truth": "A",
             "prediction": "A" if correct[i] else "B",
             "correct": bool(correct[i]),
-            "num_options": 4,
+            "valid_candidate_letters": ["A", "B", "C", "D"],
         }
         for i in range(m)
     ]

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from odb_workflow.evaluation.mmmu_subjects import category_order
 from odb_workflow.runtime.errors import UserError
 from odb_workflow.runtime.provenance import provenance
 
@@ -69,7 +70,9 @@ def categories(arm: ArmResult, level: float) -> list[dict[str, Any]]:
     if predictions is None:
         return []
     rows = []
-    for category, part in predictions.groupby("category", sort=True):
+    grouped = dict(list(predictions.groupby("category")))
+    for category in sorted(grouped, key=lambda name: (category_order(str(name)), str(name))):
+        part = grouped[category]
         estimate = proportion(int(part["correct"].sum()), len(part), level)
         rows.append({"category": str(category), **estimate.as_dict()})
     return rows
@@ -150,19 +153,21 @@ def answers(comparison: dict[str, Any]) -> list[dict[str, Any]]:
     """Per arm, the plain answers to: how much faster, from where, at what quality, how sure."""
     rows = {row["name"]: row for row in comparison["arms"]}
     found = []
-    for item in comparison["differences"]:
+    for index, item in enumerate(comparison["differences"]):
         row, base = rows[item["arm"]], rows[item["reference"]]
         if item["arm"] == UNTRAINED:
             continue
         where = []
-        for key, label, digits, factor in (
-            ("padding_ratio", "padding (% of tokens)", 1, 100),
-            ("optimizer_steps", "optimizer steps", 0, 1),
-            ("samples_per_step", "samples per step", 1, 1),
+        for key, label, digits, factor, unit in (
+            ("padding_ratio", "padding", 1, 100, " %"),
+            ("optimizer_steps", "optimizer steps", 0, 1, ""),
+            ("samples_per_step", "samples per step", 1, 1, ""),
         ):
             now, before = row["metrics"][key], base["metrics"][key]
             if is_finite(now) and is_finite(before):
-                where.append(f"{label} {before * factor:,.{digits}f} → {now * factor:,.{digits}f}")
+                where.append(
+                    f"{label} {before * factor:,.{digits}f}{unit} → {now * factor:,.{digits}f}{unit}"
+                )
         loss, mmmu, speed = item["validation_loss"], item["mmmu"], item["speed"]
         token_loss = (
             f"validation loss per token {loss['token_weighted_sentence']}"
@@ -171,15 +176,18 @@ def answers(comparison: dict[str, Any]) -> list[dict[str, Any]]:
         )
         sample_loss = f"validation loss per sample {loss['sentence']}" if loss else None
         score = f"MMMU-MC {mmmu['sentence']}" if mmmu else "MMMU-MC not comparable: rows are missing"
-        sure = [f"{part['over']}" for part in (loss, mmmu) if part]
+        sure = [part["over"] for part in (loss, mmmu) if part]
+        count = max((part["seeds"] for part in (loss, mmmu) if part), default=1)
+        seeds = "one training seed" if count == 1 else f"{count} training seeds"
         found.append(
             {
                 "arm": item["arm"],
                 "reference": item["reference"],
+                "difference": index,
                 "faster": speed["samples_per_second"]["sentence"] if speed else "not trained",
                 "from_where": "; ".join(where) or "not known: training figures are missing",
                 "quality": [text for text in (token_loss, sample_loss, score) if text],
-                "sure": "intervals over " + " and ".join(sure) if sure else "no interval",
+                "sure": f"{' and '.join(sure)}; {seeds} per arm" if sure else "no interval",
             }
         )
     return found

@@ -109,7 +109,7 @@ def _read(run: RunResult, stage: str, path: Path, lines: bool = False) -> Any:
         text = path.read_text(encoding="utf-8")
         value = [json.loads(line) for line in text.split("\n") if line.strip()] if lines else json.loads(text)
     except FileNotFoundError:
-        run.notes.append(Note(run.arm, run.seed, stage, str(path), "not found: this stage has not been run"))
+        run.notes.append(Note(run.arm, run.seed, stage, str(path), "no result: this stage has not been run"))
         return None
     except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
         run.notes.append(Note(run.arm, run.seed, stage, str(path), f"not readable: {error}"))
@@ -133,7 +133,7 @@ def normalize_losses(rows: Sequence[dict[str, Any]]) -> pd.DataFrame:
     raw = pd.DataFrame(list(rows))
     key = _first_column(raw, "id", "row")
     tokens = _first_column(raw, "label_tokens")
-    mean, total = _first_column(raw, "loss", "mean_loss", "eval_loss"), _first_column(raw, "loss_sum")
+    mean, total = _first_column(raw, "loss"), _first_column(raw, "loss_sum")
     if key is None or tokens is None or (mean is None and total is None):
         raise UserError("per-sample losses need id, label_tokens and loss (or loss_sum)")
     tokens = tokens.astype(float)
@@ -159,19 +159,19 @@ def normalize_predictions(rows: Sequence[dict[str, Any]]) -> pd.DataFrame:
     """
     raw = pd.DataFrame(list(rows))
     key = _first_column(raw, "id")
-    answer, prediction = _first_column(raw, "answer", "gold"), _first_column(raw, "prediction", "pred")
-    correct = _first_column(raw, "correct", "is_correct")
+    answer, prediction = _first_column(raw, "ground_truth", "answer"), _first_column(raw, "prediction")
+    correct = _first_column(raw, "correct")
     if key is None or (correct is None and (answer is None or prediction is None)):
         raise UserError("predictions need id and correct (or answer and prediction)")
     subject, category = _first_column(raw, "subject"), _first_column(raw, "category")
-    options = _first_column(raw, "num_options", "n_options", "option_count", "options")
+    options = _first_column(raw, "valid_candidate_letters", "options")
     counts = None
     if options is not None:
         counts = options.map(lambda item: len(item) if isinstance(item, (list, dict)) else item)
         counts = pd.to_numeric(counts, errors="coerce")
     return pd.DataFrame(
         {
-            "key": key.astype(str),
+            "key": key.astype(str) if subject is None else subject.astype(str) + "/" + key.astype(str),
             "subject": "all" if subject is None else subject.astype(str),
             "category": "all" if category is None else category.astype(str),
             "correct": (answer == prediction) if correct is None else correct.astype(bool),
@@ -185,10 +185,15 @@ def _table(run: RunResult, stage: str, path: Path, normalize: Any) -> pd.DataFra
     if not rows:
         return None
     try:
-        return normalize(rows)
+        table = normalize(rows)
     except UserError as error:
         run.notes.append(Note(run.arm, run.seed, stage, str(path), error.what))
         return None
+    if table["key"].duplicated().any():
+        twice = table.loc[table["key"].duplicated(), "key"].iloc[0]
+        run.notes.append(Note(run.arm, run.seed, stage, str(path), f"{twice} stands twice: rows not used"))
+        return None
+    return table
 
 
 def collect_run(arm: str, seed: int | None, folder: Path) -> RunResult:
@@ -244,8 +249,8 @@ def collect_lengths(arms_root: Path) -> pd.DataFrame | None:
     if not path.is_file():
         return None
     table = pd.read_parquet(path)
-    length = _first_column(table, "length", "lengths", "n_tokens")
+    length = _first_column(table, "length")
     if length is None:
         return None
-    source = _first_column(table, "source", "sources")
+    source = _first_column(table, "source")
     return pd.DataFrame({"source": "all" if source is None else source.astype(str), "length": length})

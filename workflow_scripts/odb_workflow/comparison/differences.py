@@ -70,10 +70,10 @@ def loss_block(pairs: list[tuple[RunResult, RunResult]], level: float) -> dict[s
             [float((t["loss_sum_a"] - t["loss_sum_r"]).sum() / t["label_tokens_r"].sum()) for t in joined],
             level,
         )
-        over = f"{len(joined)} training seeds"
+        over = f"validation loss over {len(joined)} seeds"
     else:
         plain, weighted = _loss_difference(first, level, False), _loss_difference(first, level, True)
-        over = f"{len(first)} validation samples, one training seed"
+        over = f"{len(first):,} validation samples"
     sources = sorted(first["source_r"].unique())
     source_level = 1 - (1 - level) / max(len(sources), 1)
     per_source = []
@@ -95,6 +95,7 @@ def loss_block(pairs: list[tuple[RunResult, RunResult]], level: float) -> dict[s
         "pairs": len(first),
         "unpaired": left,
         "over": over,
+        "seeds": len(joined),
         "sentence": difference_sentence(plain, digits=4, better="lower", unit="nat"),
         "token_weighted_sentence": difference_sentence(weighted, digits=4, better="lower", unit="nat"),
     }
@@ -114,11 +115,11 @@ def benchmark_block(pairs: list[tuple[RunResult, RunResult]], level: float) -> d
     if len(joined) > 1:
         estimate = mean_interval([float(gap.mean()) for gap in gaps], level)
         confirmed = True
-        over = f"{len(joined)} training seeds"
+        over = f"MMMU-MC over {len(joined)} seeds"
     else:
         estimate = paired_bootstrap(gaps[0], level=level)
         confirmed = tests[0]["p_value"] < SIGNIFICANCE
-        over = f"{len(gaps[0])} questions, one training seed"
+        over = f"{len(gaps[0]):,} questions"
     return {
         "difference": estimate.as_dict(),
         "mcnemar": tests[0],
@@ -126,6 +127,7 @@ def benchmark_block(pairs: list[tuple[RunResult, RunResult]], level: float) -> d
         "pairs": len(joined[0]),
         "unpaired": max(len(pairs[0][0].predictions), len(pairs[0][1].predictions)) - len(joined[0]),  # type: ignore[arg-type]
         "over": over,
+        "seeds": len(joined),
         "sentence": difference_sentence(
             estimate, digits=2, better="higher", unit="points", scale=100, confirmed=confirmed
         ),

@@ -7,11 +7,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import matplotlib.pyplot as plt
 import pandas as pd
 
 from . import figures, quality_figures
 from .collect import ArmResult
-from .style import save
+from .style import RC, save
 
 logger = logging.getLogger(__name__)
 
@@ -91,8 +92,8 @@ def draw_all(
         (
             "valloss_by_source",
             "Validation loss per source",
-            "Mean over the samples of each source.",
-            lambda: quality_figures.valloss_by_source(rows),
+            "Mean over the samples of each source; the untrained model is left out, its loss is far higher.",
+            lambda: quality_figures.valloss_by_source(rows, names),
         ),
         (
             "valloss_difference",
@@ -104,18 +105,18 @@ def draw_all(
             "mmmu_by_category",
             "MMMU-MC per category",
             "Wilson intervals; overlapping intervals of paired results are no test, the table above has it.",
-            lambda: quality_figures.mmmu_by_category(rows),
+            lambda: quality_figures.mmmu_by_category(rows, names),
         ),
     )
     drawn = []
-    for name, title, caption, function in plan:
-        figure = function()
-        if figure is None:
-            for suffix in (".png", ".svg"):  # a figure of an earlier state must not pass for one of this
-                (folder / f"{name}{suffix}").unlink(missing_ok=True)
-            logger.info("figure %s left out: its data is missing", name)
-            continue
-        drawn.append(
-            {"name": name, "title": title, "caption": caption, "svg": save(figure, folder, name, title)}
-        )
+    with plt.rc_context(RC):
+        for name, title, caption, function in plan:
+            figure = function()
+            if figure is None:
+                for suffix in (".png", ".svg"):  # a figure of an earlier state must not pass for one of this
+                    (folder / f"{name}{suffix}").unlink(missing_ok=True)
+                logger.info("figure %s left out: its data is missing", name)
+                continue
+            svg = save(figure, folder, name, title)
+            drawn.append({"name": name, "title": title, "caption": caption, "svg": svg})
     return drawn

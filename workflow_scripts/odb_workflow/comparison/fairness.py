@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from typing import Any
 
@@ -97,8 +98,16 @@ def arm_facts(arm: ArmResult) -> dict[str, Any] | None:
         if key in audit:
             value = audit[key]
             facts[f"samples_audit.{key}"] = len(value) if isinstance(value, list) else value
-    facts["samples_audit.ids_sha256"] = audit.get("ids_sha256")
+    facts["samples_audit.ids_checksum"] = ids_checksum(audit)
     return facts
+
+
+def ids_checksum(audit: dict[str, Any]) -> str | None:
+    """Checksum of the ids of every epoch whatever their order: equal for arms that batch differently."""
+    epochs = [epoch.get("set_sha256") for epoch in audit.get("epochs") or [] if isinstance(epoch, dict)]
+    if epochs and all(epochs):
+        return hashlib.sha256("".join(epochs).encode()).hexdigest()
+    return audit.get("set_sha256")
 
 
 def _text(value: Any) -> str:
@@ -142,11 +151,12 @@ def fairness(arms: list[ArmResult], reference: str) -> dict[str, Any]:
                 )
         steps, base_steps = found.get("optimizer_steps"), base.get("optimizer_steps")
         if steps and base_steps and steps != base_steps:
+            rate = ", at the same peak learning rate" if found.get("lr") == base.get("lr") else ""
             notes.append(
-                f"{name} made {steps:,} optimizer steps, {reference} {base_steps:,}, at the same peak learning "
-                "rate: a difference in quality is one of batching and of the number of steps together"
+                f"{name} made {steps:,} optimizer steps, {reference} {base_steps:,}{rate}: "
+                "a difference in quality is one of batching and of the number of steps together"
             )
-    checksums = {name: found.get("samples_audit.ids_sha256") for name, found in facts.items()}
+    checksums = {name: found.get("samples_audit.ids_checksum") for name, found in facts.items()}
     same_ids: bool | None
     if len(checksums) < 2 or not all(checksums.values()):
         same_ids = None

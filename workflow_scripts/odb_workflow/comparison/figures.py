@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from .collect import ArmResult
 from .metrics import is_finite
@@ -22,6 +23,28 @@ def thin(values: np.ndarray, weights: np.ndarray | None = None, points: int = MA
     if weights is None:
         return np.array([values[group].mean() for group in groups])
     return np.array([np.average(values[g], weights=np.maximum(weights[g], 1e-12)) for g in groups])
+
+
+def bar_height(bars: int) -> float:
+    """Figure height in inches for that many horizontal bars; few keep the height of the other figures."""
+    return max(3.3, 1.3 + 0.5 * bars)
+
+
+def beside(axes: Any, x: float, y: float, text: str) -> None:
+    """Write ``text`` just right of a point."""
+    axes.annotate(text, (x, y), (4, 0), textcoords="offset points", va="center", fontsize=8.5)
+
+
+def short(value: float) -> str:
+    """A rate with three or four significant digits and no exponent."""
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
+
+
+def plain_log(axis: Any) -> None:
+    """Ticks of a logarithmic axis at 1, 3, 10, 30, ... written as plain numbers."""
+    axis.set_major_locator(LogLocator(subs=(1.0, 3.0)))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}" if value >= 1 else f"{value:g}"))
+    axis.set_minor_formatter(NullFormatter())
 
 
 def _steps(arm: ArmResult, *columns: str) -> pd.DataFrame | None:
@@ -65,11 +88,11 @@ def loss_curve(arms: Sequence[ArmResult], against: str) -> Any | None:
 
 def throughput_bars(rows: Sequence[dict[str, Any]]) -> Any | None:
     """Whole-run and steady-state throughput per arm, in samples/s and real tokens/s, with intervals."""
+    styles = arm_styles([row["name"] for row in rows])
     rows = [row for row in rows if is_finite(row["metrics"]["samples_per_second"])]
     if not rows:
         return None
-    styles = arm_styles([row["name"] for row in rows])
-    figure, panels = new_figure(1, 2, width=7.2, height=0.9 + 0.62 * len(rows) + 0.6)
+    figure, panels = new_figure(2, 1, height=1.4 + 0.95 * len(rows))
     for axes, key, unit in (
         (panels[0], "samples_per_second", "samples/s"),
         (panels[1], "real_tokens_per_second", "real tokens/s"),
@@ -82,7 +105,7 @@ def throughput_bars(rows: Sequence[dict[str, Any]]) -> Any | None:
                 axes.barh(
                     position - 0.19, whole, 0.36, color=style.color, edgecolor=INK, linewidth=0.6, hatch=""
                 )
-                axes.text(whole, position - 0.19, f" {whole:,.4g}", va="center", fontsize=8.5)
+                beside(axes, whole, position - 0.19, short(whole))
             if steady:
                 value, low, high = steady["value"], steady["low"], steady["high"]
                 bar = axes.barh(
@@ -99,11 +122,11 @@ def throughput_bars(rows: Sequence[dict[str, Any]]) -> Any | None:
                 if low is not None and high is not None:
                     axes.plot([max(low, 0), high], [position + 0.19] * 2, color=INK, linewidth=1.6)
                     edge = max(value, high)
-                axes.text(edge, position + 0.19, f" {value:,.4g}", va="center", fontsize=8.5)
+                beside(axes, edge, position + 0.19, short(value))
         axes.set_yticks(range(len(rows)), [row["name"] for row in rows])
         axes.invert_yaxis()
         axes.grid(axis="y", visible=False)
-        axes.margins(x=0.22)
+        axes.margins(x=0.18)
         axes.set_xlim(left=0)
         axes.set_title(f"Throughput ({unit})")
     figure.supxlabel("plain: whole training; hatched: steady state with its 95 % interval", fontsize=9)
@@ -142,7 +165,7 @@ def time_bars(rows: Sequence[dict[str, Any]]) -> Any | None:
     rows = [row for row in rows if row["throughput"].get("time")]
     if not rows:
         return None
-    figure, axes = new_figure(height=1.3 + 0.5 * len(rows))
+    figure, axes = new_figure(height=bar_height(len(rows)))
     colors = ("#0072b2", "#e69f00", "#7f7f7f")
     left = np.zeros(len(rows))
     for (key, label, hatch), color in zip(TIME_PARTS, colors, strict=True):
@@ -162,26 +185,28 @@ def time_bars(rows: Sequence[dict[str, Any]]) -> Any | None:
 def batches_over_time(arms: Sequence[ArmResult]) -> Any | None:
     """Samples per step and tokens per step along the training."""
     styles = arm_styles([arm.name for arm in arms])
-    figure, panels = new_figure(2, 1, height=4.8)
+    figure, panels = new_figure(2, 1, height=4.6)
     drawn = False
     for arm in arms:
         steps = _steps(arm, "samples", "real_tokens", "samples_total")
         if steps is None:
             continue
         style = styles[arm.name]
-        x = thin(_column(steps, "samples_total"))
+        pick = np.unique(np.linspace(0, len(steps) - 1, min(MAX_POINTS, len(steps))).astype(int))
+        x = _column(steps, "samples_total")[pick]
         for axes, column in ((panels[0], "samples"), (panels[1], "real_tokens")):
-            axes.plot(x, thin(_column(steps, column)), color=style.color, linestyle=style.line, linewidth=1.1,
-                      label=arm.name)  # fmt: skip
+            axes.scatter(x, _column(steps, column)[pick], s=9, color=style.color, marker=style.marker,
+                         alpha=0.6, linewidths=0, label=arm.name)  # fmt: skip
         drawn = True
     if not drawn:
         return None
-    panels[0].set_title("Samples per optimizer step (count)")
+    panels[0].set_title("Samples per optimizer step (count), one point per step")
     panels[1].set_title("Real tokens per optimizer step (count)")
     panels[1].set_xlabel("emitted samples")
     for axes in panels:
         axes.set_ylim(bottom=0)
-    panels[0].legend(ncols=3, fontsize=9)
+    handles, labels = panels[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=4, markerscale=1.6)
     return figure
 
 
@@ -194,7 +219,7 @@ def padding_bars(rows: Sequence[dict[str, Any]], facts: dict[str, dict[str, Any]
     ]
     if not found:
         return None
-    figure, axes = new_figure(height=1.3 + 0.5 * len(found))
+    figure, axes = new_figure(height=bar_height(len(found)))
     real = np.array([fact["real_tokens"] for _, fact in found]) / 1e6
     pad = np.array([fact["padded_tokens"] for _, fact in found]) / 1e6
     axes.barh(
@@ -204,11 +229,11 @@ def padding_bars(rows: Sequence[dict[str, Any]], facts: dict[str, dict[str, Any]
               hatch="///", label="padding")  # fmt: skip
     for position, (one, other) in enumerate(zip(real, pad, strict=True)):
         share = other / (one + other) if one + other else 0.0
-        axes.text(one + other, position, f" {share:.1%} padding", va="center", fontsize=9)
+        beside(axes, one + other, position, f"{share:.1%} padding")
     axes.set_yticks(range(len(found)), [row["name"] for row, _ in found])
     axes.invert_yaxis()
     axes.grid(axis="y", visible=False)
-    axes.margins(x=0.25)
+    axes.margins(x=0.32)
     axes.set_xlim(left=0)
     axes.set_title("Tokens computed in training (millions)")
     axes.set_xlabel("million tokens")
@@ -234,6 +259,7 @@ def lengths_and_grouping(lengths: pd.DataFrame | None, arms: Sequence[ArmResult]
         panels[0].set_title("Length of the accepted records (tokens)")
         panels[0].set_ylabel("records")
         panels[0].set_xscale("log")
+        plain_log(panels[0].xaxis)
         panels[0].text(0.99, 0.95, f"n = {len(values):,}, mean {values.mean():,.0f}, variation "
                        f"{variation:.2f}", ha="right", va="top", fontsize=8.5,
                        transform=panels[0].transAxes)  # fmt: skip
@@ -249,6 +275,8 @@ def lengths_and_grouping(lengths: pd.DataFrame | None, arms: Sequence[ArmResult]
                          alpha=0.6, linewidths=0, label=arm.name)  # fmt: skip
         axes.set_xscale("log")
         axes.set_yscale("log")
+        plain_log(axes.xaxis)
+        plain_log(axes.yaxis)
         if edges is not None:
             axes.set_xlim(panels[0].get_xlim())
         axes.set_title("How each arm groups samples: one point per optimizer step")

@@ -54,22 +54,20 @@ class Metric:
 
 METRICS: tuple[Metric, ...] = (
     Metric("runtime_seconds", "Training time", "s", TRAINING, 1, better="lower"),
-    Metric("samples_per_second", "Emitted samples", "samples/s", TRAINING, 2, better="higher"),
+    Metric("samples_per_second", "Throughput", "samples/s", TRAINING, 2, better="higher"),
     Metric("real_tokens_per_second", "Real tokens", "tokens/s", TRAINING, 0, better="higher"),
-    Metric("padding_ratio", "Padding", "% of tokens", TRAINING, 1, factor=100, better="lower"),
+    Metric("padding_ratio", "Padding", "%", TRAINING, 1, factor=100, better="lower"),
     Metric("optimizer_steps", "Optimizer steps", "", TRAINING, 0),
-    Metric("samples_per_step", "Samples per step", "mean", TRAINING, 2),
-    Metric("emitted_samples", "Emitted samples", "count", TRAINING, 0),
+    Metric("samples_per_step", "Samples per step", "", TRAINING, 2),
+    Metric("emitted_samples", "Samples", "", TRAINING, 0),
     Metric("train_loss", "Training loss", "nat", TRAINING, 4, better="lower"),
-    Metric("eval_loss", "Validation loss, mean over samples", "nat", VALIDATION, 4, better="lower"),
-    Metric(
-        "token_weighted_eval_loss", "Validation loss, mean over tokens", "nat", VALIDATION, 4, better="lower"
-    ),
-    Metric("eval_samples", "Validation samples", "count", VALIDATION, 0),
+    Metric("eval_loss", "Val. loss per sample", "nat", VALIDATION, 4, better="lower"),
+    Metric("token_weighted_eval_loss", "Val. loss per token", "nat", VALIDATION, 4, better="lower"),
+    Metric("eval_samples", "Validation samples", "", VALIDATION, 0),
     Metric("mmmu_accuracy", "MMMU-MC", "%", BENCHMARK, 2, factor=100, better="higher"),
-    Metric("mmmu_standard_error", "MMMU-MC standard error", "points", BENCHMARK, 2, factor=100),
-    Metric("mmmu_n", "MMMU-MC rows scored", "count", BENCHMARK, 0),
-    Metric("data_wait_share", "Waiting for data", "% of training time", TRAINING, 1, 100, required=False),
+    Metric("mmmu_standard_error", "MMMU-MC std. error", "points", BENCHMARK, 2, factor=100),
+    Metric("mmmu_n", "MMMU-MC n", "", BENCHMARK, 0),
+    Metric("data_wait_share", "Data wait", "% of time", TRAINING, 1, 100, required=False),
     Metric("startup_seconds", "Start-up", "s", TRAINING, 1, required=False),
     Metric("peak_memory_bytes", "Peak memory", "GiB", TRAINING, 2, factor=1 / 2**30, required=False),
 )

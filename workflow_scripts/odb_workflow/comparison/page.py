@@ -16,6 +16,8 @@ from .metrics import METRICS, is_finite
 from .text_tables import cell
 
 TEMPLATE = "page.html.j2"
+# Columns that the page shows only when asked.
+MORE = ("samples_per_step", "emitted_samples", "eval_samples", "data_wait_share", "startup_seconds")
 
 
 def resolve(document: Any, path: str) -> Any:
@@ -48,6 +50,11 @@ class Numbers:
         value = resolve(self.comparison, path)
         return self._tag(path, f"{value * scale:,.{digits}f}" if is_finite(value) else "missing")
 
+    def signed(self, path: str, digits: int, scale: float = 1.0) -> Markup:
+        """A difference, with its sign."""
+        value = resolve(self.comparison, path)
+        return self._tag(path, f"{value * scale:+,.{digits}f}" if is_finite(value) else "missing")
+
     def estimate(self, path: str, digits: int, scale: float = 1.0) -> Markup:
         """A stored estimate as ``value [low, high]``; each end carries its own path."""
         stored = resolve(self.comparison, path)
@@ -58,6 +65,16 @@ class Numbers:
             return Markup("{} [no interval]").format(value)
         ends = [self._tag(f"{path}.{end}", f"{stored[end] * scale:.{digits}f}") for end in ("low", "high")]
         return Markup("{} [{}, {}]").format(value, *ends)
+
+
+def arm_words(row: dict[str, Any]) -> str:
+    """Loader and its main setting, in a few words."""
+    settings, words = row["settings"], [str(row["loader"])]
+    if row["loader"] in ("standard", "length_grouped") and "fixed_batch_size" in settings:
+        words.append(f"batch {settings['fixed_batch_size']}")
+    elif "token_budget" in settings:
+        words.append(f"budget {settings['token_budget']:,}")
+    return ", ".join([*words, *([str(settings["padding"])] if "padding" in settings else [])])
 
 
 def example_records(folder: Path | None) -> list[dict[str, Any]]:
@@ -103,6 +120,8 @@ def render(
     return environment.get_template(TEMPLATE).render(
         c=comparison,
         metrics=METRICS,
+        more=MORE,
+        arm_words=arm_words,
         show=Numbers(comparison),
         finite=is_finite,
         interval=interval_text,

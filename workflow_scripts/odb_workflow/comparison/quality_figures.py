@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from .collect import UNTRAINED
 from .metrics import is_finite
 from .style import INK, SOFT, arm_styles, new_figure
 
@@ -15,14 +16,14 @@ def _offsets(count: int) -> np.ndarray:
     return (np.arange(count) - (count - 1) / 2) * min(0.22, 0.7 / max(count, 1))
 
 
-def valloss_by_source(rows: Sequence[dict[str, Any]]) -> Any | None:
-    """Validation loss per source of each arm."""
-    rows = [row for row in rows if row["valloss_per_source"]]
+def valloss_by_source(rows: Sequence[dict[str, Any]], order: Sequence[str]) -> Any | None:
+    """Validation loss per source of each trained arm."""
+    rows = [row for row in rows if row["valloss_per_source"] and row["name"] != UNTRAINED]
     if not rows:
         return None
-    styles = arm_styles([row["name"] for row in rows])
+    styles = arm_styles(order)
     names = sorted({item["source"] for row in rows for item in row["valloss_per_source"]})
-    figure, axes = new_figure(height=1.6 + 0.42 * len(names))
+    figure, axes = new_figure(height=max(3.3, 1.6 + 0.42 * len(names)))
     for offset, row in zip(_offsets(len(rows)), rows, strict=True):
         by_source = {item["source"]: item for item in row["valloss_per_source"]}
         style = styles[row["name"]]
@@ -45,14 +46,12 @@ def valloss_by_source(rows: Sequence[dict[str, Any]]) -> Any | None:
 
 def valloss_difference(differences: Sequence[dict[str, Any]], order: Sequence[str]) -> Any | None:
     """Paired difference of validation loss from the reference, per source and in all, with intervals."""
-    found = [
-        item for item in differences if item["validation_loss"] is not None and item["arm"] != "untrained"
-    ]
+    found = [item for item in differences if item["validation_loss"] is not None and item["arm"] != UNTRAINED]
     if not found:
         return None
     styles = arm_styles(order)
     names = ["all samples", *sorted({s["source"] for d in found for s in d["validation_loss"]["per_source"]})]
-    figure, axes = new_figure(height=1.6 + 0.42 * len(names))
+    figure, axes = new_figure(height=max(3.3, 1.6 + 0.42 * len(names)))
     axes.axvline(0, color=INK, linewidth=1)
     for offset, item in zip(_offsets(len(found)), found, strict=True):
         block, style = item["validation_loss"], styles[item["arm"]]
@@ -80,14 +79,14 @@ def valloss_difference(differences: Sequence[dict[str, Any]], order: Sequence[st
     return figure
 
 
-def mmmu_by_category(rows: Sequence[dict[str, Any]]) -> Any | None:
+def mmmu_by_category(rows: Sequence[dict[str, Any]], order: Sequence[str]) -> Any | None:
     """MMMU-MC per category with Wilson intervals."""
     rows = [row for row in rows if row["mmmu_per_category"]]
     if not rows:
         return None
-    styles = arm_styles([row["name"] for row in rows])
-    names = sorted({item["category"] for row in rows for item in row["mmmu_per_category"]})
-    figure, axes = new_figure(height=1.6 + 0.5 * len(names))
+    styles = arm_styles(order)
+    names = list(dict.fromkeys(item["category"] for row in rows for item in row["mmmu_per_category"]))
+    figure, axes = new_figure(height=max(3.3, 1.6 + 0.5 * len(names)))
     for offset, row in zip(_offsets(len(rows)), rows, strict=True):
         by_category = {item["category"]: item for item in row["mmmu_per_category"]}
         style, labelled = styles[row["name"]], False
@@ -104,13 +103,12 @@ def mmmu_by_category(rows: Sequence[dict[str, Any]]) -> Any | None:
     counts = {item["category"]: item["n"] for row in rows for item in row["mmmu_per_category"]}
     chances = [row["learning"]["mmmu_chance"] for row in rows if row["learning"]["mmmu_chance"]]
     if chances:
-        axes.axvline(100 * chances[0], color=SOFT, linestyle=":", linewidth=1.4)
-        axes.text(100 * chances[0], -0.42, " guessing", fontsize=8.5, color=SOFT, va="top")
+        axes.axvline(100 * chances[0], color=SOFT, linestyle=":", linewidth=1.4, label="guessing")
     axes.set_yticks(range(len(names)), [f"{name} (n={counts[name]:,})" for name in names])
     axes.set_ylim(len(names) - 0.5, -0.5)
     axes.set_title("MMMU-MC per category (% right, 95 % interval)")
     axes.set_xlabel("% of questions answered right")
-    figure.legend(loc="outside lower center", ncols=4)
+    figure.legend(loc="outside lower center", ncols=5)
     return figure
 
 

@@ -122,6 +122,19 @@ def arm_row(arm: ArmResult, level: float) -> dict[str, Any]:
         for run, one in zip(arm.runs, per_seed, strict=True)
         for problem in run_problems(run, one["metrics"])
     ]
+    if arm.empty:  # one line instead of one per file and number
+        stages = ", ".join(dict.fromkeys(note.stage for note in arm.notes))
+        reasons = "; ".join(dict.fromkeys(note.reason for note in arm.notes))
+        problems = [
+            {
+                "arm": arm.name,
+                "seed": None,
+                "kind": "missing",
+                "what": stages,
+                "reason": reasons,
+                "path": str(arm.runs[0].folder),
+            }
+        ]
     metrics: dict[str, float | None] = {}
     intervals: dict[str, list[float | None]] = {}
     for metric in METRICS:

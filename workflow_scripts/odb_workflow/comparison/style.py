@@ -32,7 +32,7 @@ _VARIABLES.update({color: f"arm-{index}" for index, color in enumerate(ARM_COLOR
 
 RC = {
     "font.size": 10,
-    "axes.titlesize": 11,
+    "axes.titlesize": 10.5,
     "axes.titlelocation": "left",
     "axes.titleweight": "bold",
     "axes.labelcolor": INK,
@@ -81,10 +81,9 @@ def arm_styles(names: Sequence[str]) -> dict[str, ArmStyle]:
     }
 
 
-def new_figure(rows: int = 1, columns: int = 1, *, width: float = 6.4, height: float = 3.6) -> Any:
+def new_figure(rows: int = 1, columns: int = 1, *, width: float = 5.2, height: float = 3.3) -> Any:
     """A figure with its axes in this style (a single axes, or a flat list of them)."""
-    with plt.rc_context(RC):
-        figure, axes = plt.subplots(rows, columns, figsize=(width, height), layout="constrained")
+    figure, axes = plt.subplots(rows, columns, figsize=(width, height), layout="constrained")
     flat = list(axes.flat) if rows * columns > 1 else [axes]
     return (figure, flat[0]) if len(flat) == 1 else (figure, flat)
 
@@ -113,7 +112,7 @@ def themed_svg(text: str, name: str) -> str:
 def save(figure: Figure, folder: Path, name: str, title: str) -> str:
     """Write ``name.png`` and ``name.svg`` into ``folder`` and return the inline SVG for the page."""
     buffer = io.StringIO()
-    with plt.rc_context({**RC, "svg.hashsalt": name}):
+    with plt.rc_context({"svg.hashsalt": name}):
         figure.savefig(folder / f"{name}.png", dpi=130, metadata={"Software": None, "Title": title})
         figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None, "Title": title})
     plt.close(figure)
