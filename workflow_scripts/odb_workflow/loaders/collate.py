@@ -82,12 +82,16 @@ class Collator:
         pixel_dtype: torch.dtype | None = None,
         host_metadata: bool = True,
     ) -> Collator:
-        """A collator for a model configuration (``model.config``) with a vision part in Qwen's manner."""
-        vision = config.vision_config
+        """A collator for a model configuration (``model.config``).
+
+        Of a model other than Qwen's family, pass ``host_metadata=False``: its samples need no image grids.
+        """
+        vision = getattr(config, "vision_config", None)
         table = getattr(vision, "num_position_embeddings", None)
+        image_token = getattr(config, "image_token_id", getattr(config, "image_token_index", None))
         return cls(
             pad_token_id,
-            config.image_token_id,
+            -1 if image_token is None else int(image_token),
             getattr(vision, "spatial_merge_size", 1),
             padding=padding,
             pixel_dtype=pixel_dtype,
@@ -136,11 +140,13 @@ class Collator:
             "mm_token_type_ids": torch.from_numpy(types).view(height, width),
             "position_ids": torch.from_numpy(positions).view(3, height, width),
         }
-        images = [sample for sample in samples if sample.get("image_grid_thw") is not None]
+        images = [sample for sample in samples if sample.get("pixel_values") is not None]
         if images:
             pixels = torch.cat([sample["pixel_values"] for sample in images])
             batch["pixel_values"] = pixels if self.pixel_dtype is None else pixels.to(self.pixel_dtype)
-            batch["image_grid_thw"] = torch.cat([sample["image_grid_thw"] for sample in images])
+        gridded = [sample["image_grid_thw"] for sample in images if "image_grid_thw" in sample]
+        if gridded:
+            batch["image_grid_thw"] = torch.cat(gridded)
         if packed:
             batch["cu_seqlens"] = cumulative_lengths(lengths)
             batch["max_seqlen"] = max(lengths)
@@ -154,7 +160,7 @@ class Collator:
             batch["last_positions"] = torch.from_numpy(starts + np.asarray(lengths) - 1)
             if packed:
                 batch["segment_lengths"] = tuple(lengths)
-            if images:
+            if gridded:
                 batch |= vision_tables(
                     batch["image_grid_thw"], self.position_grid_side, self.spatial_merge_size
                 )
@@ -165,6 +171,8 @@ class Collator:
 
     def _positions(self, sample: Sample, types: np.ndarray, input_ids: np.ndarray) -> np.ndarray:
         grids = sample.get("image_grid_thw")
+        if grids is None and not self.host_metadata:
+            return np.broadcast_to(np.arange(len(types)), (3, len(types)))
         grids = [] if grids is None else grids.tolist()
         try:
             if not np.array_equal(types == 1, input_ids == self.image_token_id):

@@ -141,10 +141,18 @@ def set_cudnn_attention(enabled: bool) -> None:
         varlen._should_use_cudnn = never
 
 
-def disable_checkpointing(model: torch.nn.Module) -> None:
-    """Turn transformers' own gradient checkpointing off where it is on."""
-    if any(getattr(module, "gradient_checkpointing", False) for module in model.modules()):
-        model.gradient_checkpointing_disable()
+def set_checkpointing(model: torch.nn.Module, enabled: bool) -> None:
+    """Turn transformers' own gradient checkpointing on or off (the methods were renamed after 5.17)."""
+
+    def method(switch: str) -> Callable[..., None]:
+        return getattr(model, f"activation_checkpointing_{switch}", None) or getattr(
+            model, f"gradient_checkpointing_{switch}"
+        )
+
+    if enabled:
+        method("enable")({"use_reentrant": False})
+    elif any(getattr(module, "gradient_checkpointing", False) for module in model.modules()):
+        method("disable")()
 
 
 def vision_rotary(visual: torch.nn.Module) -> torch.nn.Module:

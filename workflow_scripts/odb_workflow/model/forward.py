@@ -157,10 +157,7 @@ class VLMForward(torch.nn.Module):
         recompute = training and (
             choice not in ("auto", "off") or (choice == "auto" and self.device.type == "cuda")
         )
-        if recompute:
-            self.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-        else:
-            compat.disable_checkpointing(self.model)
+        compat.set_checkpointing(self.model, recompute)
         self._reference = ReferenceForward(self.model, vision_trained and training)
         self._switches = {
             "mode": "reference",
@@ -187,7 +184,7 @@ class VLMForward(torch.nn.Module):
         )
         register()
         _set_attention(self.model, (TEXT_ATTENTION, VISION_ATTENTION))
-        compat.disable_checkpointing(self.model)
+        compat.set_checkpointing(self.model, False)
         if on_cuda:
             compat.set_cudnn_attention(settings.on("cudnn_attention", False))
         repays = on_cuda and expected_tokens is not None and expected_tokens >= COMPILE_REPAYS_TOKENS

@@ -181,10 +181,12 @@ _OFFLINE_VARIABLES = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
 
 
 def _guarded(name: str, what: str, load: Any) -> Any:
-    """Run a transformers loader; its OSError and ValueError become one sentence with a remedy."""
+    """Run a transformers loader; its what it raises becomes one sentence with a remedy."""
+    from safetensors import SafetensorError
+
     try:
         return load()
-    except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
+    except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
         text = str(error)
         first = text.strip().splitlines()[0] if text.strip() else type(error).__name__
         if "trust_remote_code" in text:
