@@ -6,9 +6,8 @@ import pickle
 
 import pytest
 import torch
-from tiny_qwen3_vl import IMAGE, PAD, SAMPLES, make_sample, tiny_config
-
 from odb_workflow.loaders.collate import ODB_TRANSPORT_KEYS, Collator, batch_tokens, unpack_batch
+from tiny_qwen3_vl import IMAGE, PAD, SAMPLES, make_sample, tiny_config
 
 CONFIG = tiny_config()
 

@@ -12,8 +12,12 @@ from tiny_qwen3_vl import tiny_config
 from odb_workflow.model import compat
 from odb_workflow.model.attention import segment_attention
 from odb_workflow.model.checkpointing import CheckpointPlan, layer_bytes_per_token, layers_to_recompute
-from odb_workflow.model.head import LossHead, chunk_tokens, fused_losses_and_gradient,
-token_losses_and_gradient from odb_workflow.model.performance import PerformanceSettings
+from odb_workflow.model.head import (
+    LossHead,
+    chunk_tokens,
+    fused_losses_and_gradient,
+    token_losses_and_gradient,
+) from odb_workflow.model.performance import PerformanceSettings
 from odb_workflow.runtime.errors import UserError
 
 CPU = torch.device("cpu")
@@ -145,7 +149,8 @@ def test_checkpoint_plan_follows_memory(monkeypatch: pytest.MonkeyPatch) -> None
     allocated = [0]
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: Card)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: allocated[0])
-    plan = CheckpointPlan("auto", tiny_config().text_config, 2, torch.device("cuda", 0), pending_bytes=300_000)
+    text = tiny_config().text_config
+    plan = CheckpointPlan("auto", text, 2, torch.device("cuda", 0), pending_bytes=300_000)
     per_token = 4 * layer_bytes_per_token(tiny_config().text_config, 2)
     fitting = 600_000 // per_token
     assert plan(fitting) == frozenset()

@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_qwen3_vl import PAD, SAMPLES, gradient_norm, plain, tiny_model
-
 from odb_workflow.loaders.collate import Collator
 from odb_workflow.model.forward import VLMForward, build_forward
 from odb_workflow.model.freeze import apply_freezing
+from tiny_qwen3_vl import PAD, SAMPLES, gradient_norm, plain, tiny_model
 
 RELATIVE = 1e-5
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from tiny_qwen3_vl import PAD, SAMPLES, plain_logits, tiny_model
-
 from odb_workflow.loaders.collate import Collator
 from odb_workflow.model.forward import build_forward
 from odb_workflow.runtime.errors import UserError
+from tiny_qwen3_vl import PAD, SAMPLES, plain_logits, tiny_model
 
 EVERY = [sample for samples in SAMPLES.values() for sample in samples]
 LETTERS = torch.tensor([11, 290, 47, 5])

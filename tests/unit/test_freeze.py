@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from tiny_qwen3_vl import tiny_model
-
 from odb_workflow.model.freeze import apply_freezing, part_of
 from odb_workflow.runtime.errors import UserError
+from tiny_qwen3_vl import tiny_model
 
 
 def trained(model: object) -> set[str]:

@@ -6,12 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_qwen3_vl import PAD, SAMPLES, tiny_model
-
 from odb_workflow.loaders.collate import Collator
 from odb_workflow.model.forward import build_forward
 from odb_workflow.model.load import check_model_path, load_model, load_processor, set_image_max_pixels
 from odb_workflow.runtime.errors import UserError
+from tiny_qwen3_vl import PAD, SAMPLES, tiny_model
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +93,7 @@ def test_processor_of_the_base_model_stands_in(saved: Path, tiny_model_dir: Path
 
 
 class FakeProcessor:
-    class image_processor:  # noqa: N801
+    class image_processor:
         patch_size, merge_size = 16, 2
         size = {"shortest_edge": 65536, "longest_edge": 16777216}  # noqa: RUF012
 

@@ -7,11 +7,10 @@ import random
 import numpy as np
 import pytest
 import torch
-from tiny_qwen3_vl import make_sample, tiny_model
-from transformers import vision_utils
-
 from odb_workflow.loaders.collate import Collator
 from odb_workflow.model.positions import cumulative_lengths, mrope_positions, vision_tables
+from tiny_qwen3_vl import make_sample, tiny_model
+from transformers import vision_utils
 
 
 def test_positions_by_hand() -> None:

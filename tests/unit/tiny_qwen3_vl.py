@@ -68,7 +68,7 @@ def tiny_model(tied: bool = True, seed: int = 0) -> Qwen3VLForConditionalGenerat
 def make_sample(
     row: int, text: int, grids: Sequence[tuple[int, int, int]] = (), labels: int | None = None
 ) -> dict[str, Any]:
-    """A sample with the images first, then ``text`` tokens, the last ``labels`` (default half) with a loss."""
+    """A sample: the images, then ``text`` tokens, the last ``labels`` (default half) with a loss."""
     generator = torch.Generator().manual_seed(1000 + row)
     tokens, types = [5, 6], [0, 0]
     pixels = []
@@ -112,7 +112,7 @@ SAMPLES: dict[str, list[dict[str, Any]]] = {
 
 
 def plain(model: torch.nn.Module, samples: Sequence[dict[str, Any]]) -> tuple[float, dict[str, torch.Tensor]]:
-    """Summed loss and gradients of the transformers forward itself, one sample at a time, on an untouched copy.
+    """Summed loss and gradients of the transformers forward itself, sample by sample, on an untouched copy.
 
     Parameters without a gradient are left out.
     """
