@@ -1,0 +1,183 @@
+"""The account of a run: what each step did, kept on the device until someone looks.
+
+Losses and gradient norms are collected as device tensors and read every few steps in one go, so that the loop
+does not wait for the GPU in between.
+"""
+
+from __future__ import annotations
+
+import math
+import resource
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from .agreement import AllRanksError, Ranks
+from .steps import Step
+
+
+@dataclass
+class Totals:
+    """Counters of the whole run over all ranks; they survive a resume."""
+
+    step: int = 0
+    samples: int = 0
+    real_tokens: int = 0
+    padded_tokens: int = 0
+    label_tokens: int = 0
+    loss_sum: float = 0.0
+    data_wait_seconds: float = 0.0
+    runtime_seconds: float = 0.0
+    skipped_steps: int = 0
+    over_budget_batches: int = 0
+
+    @property
+    def mean_loss(self) -> float:
+        """Mean loss per label token over the run."""
+        return self.loss_sum / self.label_tokens if self.label_tokens else math.nan
+
+
+@dataclass
+class _Pending:
+    entry: dict[str, Any]
+    losses: list[torch.Tensor]
+    norm: torch.Tensor | float
+    rows: np.ndarray
+
+
+@dataclass
+class StepBook:
+    """Notes steps, and writes them out when flushed.
+
+    Args:
+        ranks: all ranks.
+        every: steps between flushes.
+        write: takes each finished entry of the step log; called on all ranks.
+        name_rows: turns rows into ``id (source)`` texts for an error message.
+        tolerate_bad_norm: fp16 skips steps whose gradient overflows; such a norm is then no error.
+    """
+
+    ranks: Ranks
+    every: int
+    device: torch.device
+    write: Callable[[dict[str, Any]], None]
+    name_rows: Callable[[np.ndarray], list[str]]
+    tolerate_bad_norm: bool = False
+    totals: Totals = field(default_factory=Totals)
+    _pending: list[_Pending] = field(default_factory=list)
+    _started: float = field(default_factory=time.perf_counter)
+    _last: float = field(default_factory=time.perf_counter)
+    _runtime_before: float = 0.0
+
+    def start_clock(self) -> None:
+        """Training begins now."""
+        self._started = self._last = time.perf_counter()
+        self._runtime_before = self.totals.runtime_seconds
+
+    def runtime(self) -> float:
+        """Seconds of training so far, those before a resume included."""
+        return self._runtime_before + time.perf_counter() - self._started
+
+    def note(
+        self, step: Step, epoch: int, rate: float, losses: list[torch.Tensor], norm: torch.Tensor | float
+    ) -> None:
+        """Take in a step that was just launched; flushes when it is time."""
+        now = time.perf_counter()
+        totals, counts = self.totals, step.counts
+        totals.step += 1
+        totals.samples += counts.samples
+        totals.real_tokens += counts.real_tokens
+        totals.padded_tokens += counts.padded_tokens
+        totals.label_tokens += counts.label_tokens
+        totals.data_wait_seconds += step.data_wait_seconds
+        entry = {
+            "step": totals.step,
+            "epoch": epoch,
+            "samples": counts.samples,
+            "samples_total": totals.samples,
+            "real_tokens": counts.real_tokens,
+            "padded_tokens": counts.padded_tokens,
+            "label_tokens": counts.label_tokens,
+            "lr": rate,
+            "step_ms": (now - self._last) * 1e3,
+            "data_wait_ms": step.data_wait_seconds * 1e3,
+            "peak_memory_bytes": peak_memory_bytes(self.device),
+            "elapsed_seconds": self.runtime(),
+            "micro_batch_sizes": [len(micro.rows) for micro in step.micro_batches],
+        }
+        self._last = now
+        rows = np.concatenate([micro.rows for micro in step.micro_batches])
+        self._pending.append(_Pending(entry, losses, norm, rows))
+        if len(self._pending) >= self.every:
+            self.flush()
+
+    def flush(self) -> None:
+        """Read losses and norms, share them between ranks, write the log.
+
+        Raises:
+            UserError: on all ranks, for the first step whose loss or gradient norm is not finite.
+        """
+        pending, self._pending = self._pending, []
+        if not pending:
+            return
+        sums = torch.stack([torch.stack(item.losses).double().sum() for item in pending])
+        norms = torch.stack(
+            [torch.as_tensor(item.norm, dtype=torch.float64, device=sums.device) for item in pending]
+        )
+        table = self.ranks.gather(torch.stack([sums, norms], dim=1).cpu())  # [ranks, steps, 2]
+        self._check(table, pending)
+        for number, item in enumerate(pending):
+            loss_sum = float(table[:, number, 0].sum())
+            self.totals.loss_sum += loss_sum
+            entry = item.entry
+            entry["loss"] = loss_sum / entry["label_tokens"]
+            entry["grad_norm"] = float(table[0, number, 1])
+            self.write(entry)
+        self.totals.runtime_seconds = self.runtime()
+
+    def _check(self, table: torch.Tensor, pending: list[_Pending]) -> None:
+        good = torch.isfinite(table)
+        if self.tolerate_bad_norm:
+            good[..., 1] = True
+        if bool(good.all()):
+            return
+        number = int((~good).any(dim=2).any(dim=0).nonzero()[0])
+        bad_ranks = (~good[:, number, 0]).nonzero().flatten().tolist()
+        mine = self.name_rows(pending[number].rows) if self.ranks.rank in bad_ranks or not bad_ranks else []
+        named = [text for texts in self.ranks.gather_objects(mine) for text in texts]
+        what = "loss" if bad_ranks else "gradient norm"
+        value = float(table[bad_ranks[0], number, 0]) if bad_ranks else float(table[0, number, 1])
+        raise AllRanksError(
+            f"the {what} of step {pending[number].entry['step']} is {value}",
+            where="records "
+            + ", ".join(named[:20])
+            + (f" and {len(named) - 20} more" if len(named) > 20 else ""),
+            fix="lower --lr or --max-grad-norm, train with --precision bf16 or fp32, "
+            "or look at these records",
+        )
+
+
+def peak_memory_bytes(device: torch.device) -> int:
+    """Most memory in use so far: of the GPU where there is one, else of this process."""
+    if device.type == "cuda":
+        return int(torch.cuda.max_memory_allocated(device))
+    return process_peak_bytes()
+
+
+def process_peak_bytes() -> int:
+    """Largest resident size of this process so far."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def totals_from(state: dict[str, Any]) -> Totals:
+    """The counters of a resume point."""
+    return Totals(**state)
+
+
+def totals_state(totals: Totals) -> dict[str, Any]:
+    """The counters for a resume point."""
+    return asdict(totals)

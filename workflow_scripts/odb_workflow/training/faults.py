@@ -1,0 +1,77 @@
+"""Failures of the machine in one message: memory, disk, shared memory, descriptors, killed processes."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from collections.abc import Iterator
+
+import torch
+
+from ..runtime.errors import UserError
+from ..tmdb.records import BadRecord
+from .agreement import AllRanksError
+
+EXIT_ANOTHER_RANK = 1
+
+
+@contextlib.contextmanager
+def readable_faults() -> Iterator[None]:
+    """Turn known failures of the machine into UserErrors; ranks other than 0 do not repeat a common one."""
+    try:
+        yield
+    except AllRanksError:
+        if os.environ.get("RANK", "0") != "0":
+            raise SystemExit(EXIT_ANOTHER_RANK) from None
+        raise
+    except UserError:
+        raise
+    except (torch.OutOfMemoryError, OSError, RuntimeError, MemoryError) as error:
+        told = explain(error)
+        if told is None:
+            raise
+        raise told from error
+
+
+def explain(error: BaseException) -> UserError | None:
+    """The UserError for a failure that has a known cause, or None."""
+    text = str(error)
+    if isinstance(error, torch.OutOfMemoryError):
+        return UserError(
+            f"the GPU ran out of memory: {text.splitlines()[0]}",
+            fix="lower --token-budget (or --fixed-batch-size) or --max-length, or use "
+            "--gradient-checkpointing on; the same command continues from the last resume point",
+        )
+    if isinstance(error, BadRecord):
+        return error
+    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+        return UserError(
+            f"no space left: {text}",
+            where=error.filename or "/dev/shm or the output folder",
+            fix="free space and run the same command again",
+        )
+    if (isinstance(error, OSError) and error.errno == errno.EMFILE) or "Too many open files" in text:
+        return UserError(
+            "too many open files", fix="raise the limit (ulimit -n 65536) or lower --num-workers"
+        )
+    if isinstance(error, OSError) and error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
+        return UserError(f"cannot write: {text}", where=error.filename, fix="choose a writable --output-dir")
+    if "Bus error" in text or "shared memory" in text:
+        return UserError(
+            f"shared memory is full: {text.splitlines()[0]}",
+            where="/dev/shm",
+            fix="make /dev/shm larger (docker run --shm-size), or lower --buffer-size, "
+            "--prefetch-factor or --num-workers",
+        )
+    if "DataLoader worker" in text or "collate process" in text:
+        return UserError(
+            f"a loader process ended: {text.splitlines()[0]}",
+            fix="if it was killed, memory was short: lower --num-workers, --buffer-size or "
+            "--prefetch-factor; the same command continues from the last resume point",
+        )
+    if any(
+        words in text for words in ("Connection closed by peer", "Connection reset by peer", "Broken pipe")
+    ):
+        return UserError("another rank ended during the training; its own message says why")
+    return None

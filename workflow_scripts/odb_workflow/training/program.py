@@ -1,0 +1,272 @@
+"""From the command line to a trained arm: puts the run together and writes its results."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import logging
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from accelerate.utils import set_seed
+
+from ..loaders.collate import Collator
+from ..loaders.factory import check_loader_settings
+from ..model.compat import check_versions
+from ..model.forward import build_forward
+from ..model.freeze import apply_freezing
+from ..model.load import check_model_path, load_model, load_processor
+from ..model.performance import PerformanceSettings
+from ..runtime.errors import UserError
+from ..runtime.files import atomic_write_json
+from ..runtime.lock import folder_lock
+from ..runtime.log import setup_logging
+from ..runtime.provenance import now, provenance
+from . import output
+from .agreement import Ranks
+from .arguments import loader_settings, training_identity
+from .data import TrainingData, load_training_data
+from .engines import DeepSpeedEngine, OptimizerSettings, PlainEngine
+from .loop import train_epochs
+from .resume import ResumePoint, find_resume_point, remove_resume_points, restore_random_state
+from .run import TrainingRun
+from .setup import DTYPES, check_equal_on_ranks, deepspeed_settings, make_accelerator, use_cpu
+from .steps import Mover
+from .stop_request import StopRequest
+from .summary import training_summary
+
+logger = logging.getLogger(__name__)
+
+
+def train(args: argparse.Namespace, code_version: int, process_start: float) -> int:
+    """Train one arm; returns the exit status (0, or 128 + signal for a run that was told to stop).
+
+    Args:
+        process_start: ``time.time()`` at which the process began.
+
+    Raises:
+        UserError: anything the user can mend; see ``runtime.errors``.
+    """
+    started = now()
+    rank, world_size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    setup_logging(rank=rank)
+    check_versions()
+    cpu = use_cpu(args)
+    performance = PerformanceSettings.parse(args.performance)
+    if performance.checkpointing == "auto":
+        performance = performance.with_checkpointing(args.gradient_checkpointing)
+    deepspeed = deepspeed_settings(args)
+    check_model_path(args.model)
+    with StopRequest() as stop, _main_process_lock(args, rank):
+        accelerator = make_accelerator(args, deepspeed, cpu)
+        ranks = Ranks(rank, world_size)
+        device = accelerator.device
+        set_seed(args.seed)
+        processor = load_processor(
+            args.model, args.image_max_pixels, trust_remote_code=args.trust_remote_code
+        )
+        _validate_if_needed(args, processor, ranks)
+        data = load_training_data(args, processor, _pixel_dtype(args, performance))
+        settings = loader_settings(args)
+        check_loader_settings(settings, int(data.lengths.min()))
+        fingerprint = _fingerprint(args, deepspeed, data, world_size)
+        check_equal_on_ranks(ranks, fingerprint["arguments"] | {"data": fingerprint["data"]})
+        point = _claim_output(args, fingerprint, ranks)
+
+        forward, frozen = _build_model(args, performance, device, data)
+        optimizer = OptimizerSettings(
+            weight_decay=args.weight_decay,
+            max_grad_norm=args.max_grad_norm,
+            precision=args.precision,
+            fused=performance.on(
+                "fused_optimizer", device.type == "cuda" and performance.mode != "reference"
+            ),
+        )
+        if deepspeed is None:
+            engine = PlainEngine(forward, device, world_size, optimizer)
+        else:
+            engine = DeepSpeedEngine(forward, accelerator, optimizer)
+        if point:
+            engine.load(point.folder)
+            restore_random_state(point, rank)
+            logger.info("continuing after step %d of an interrupted run", point.state["totals"]["step"])
+        if args.log_with:
+            accelerator.init_trackers("train", config=training_identity(args))
+        run = TrainingRun(
+            args,
+            settings,
+            data,
+            Collator.from_config(
+                forward.model.config,
+                _pad_token(processor),
+                args.padding,
+                pixel_dtype=_pixel_dtype(args, performance),
+            ),
+            engine,
+            ranks,
+            stop,
+            Mover(device, performance.on("pinned_batches", device.type == "cuda")),
+            fingerprint,
+            point,
+            log=_tracker(accelerator) if args.log_with else None,
+            after_first_step=getattr(getattr(forward, "plan", None), "optimizer_allocated", None),
+        )
+        try:
+            ending = train_epochs(run)
+            audit = run.finish(ending)
+        finally:
+            run.close()
+            if args.log_with:
+                accelerator.end_training()
+        if ending == "stopped":
+            logger.warning(
+                "stopped by a signal after step %d; the same command continues", run.book.totals.step
+            )
+            return 128 + int(stop.signal_number or 15)
+
+        if ranks.is_main:
+            if args.save_final_model:
+                output.save_model(args.output_dir, forward.model, processor)
+            summary = training_summary(
+                args,
+                run.book.totals,
+                ending=ending,
+                audit=audit,
+                split=data.split.describe() | {"train_samples": len(data.rows)},
+                world_size=world_size,
+                device=device,
+                switches=forward.switches,
+                startup_seconds=time.time()
+                - process_start
+                - (time.monotonic() - (run.first_step_time or 0.0)),
+                started=started,
+                resumed_at_step=run.resumed_at_step,
+                trained={
+                    "parameters": frozen.trained_parameters,
+                    "of": frozen.total_parameters,
+                    "parts": frozen.parts,
+                },
+                code_version=code_version,
+                over_budget_samples=int((data.lengths > args.token_budget).sum()),
+                deepspeed_stage=deepspeed["zero_optimization"]["stage"] if deepspeed else None,
+            )
+            _write_results(args, summary, fingerprint)
+        ranks.barrier()
+    return 0
+
+
+@contextlib.contextmanager
+def _main_process_lock(args: argparse.Namespace, rank: int) -> Iterator[None]:
+    with folder_lock(args.output_dir, f"training {args.arm}") if rank == 0 else contextlib.nullcontext():
+        yield
+
+
+def _validate_if_needed(args: argparse.Namespace, processor: Any, ranks: Ranks) -> None:
+    """Without ``--validation`` the TMDB is validated into the output folder, by rank 0."""
+    if args.validation:
+        args.validation = Path(args.validation)
+        return
+    args.validation = args.output_dir / "tmdb_validation"
+    if ranks.is_main:
+        from ..tmdb.validate import validate_tmdb
+
+        logger.info("no --validation given: validating %s first", args.data)
+        validate_tmdb(args.data, processor, max_length=args.max_length, output_dir=args.validation)
+    ranks.barrier()
+
+
+def _fingerprint(
+    args: argparse.Namespace, deepspeed: dict[str, Any] | None, data: TrainingData, world_size: int
+) -> dict[str, Any]:
+    ids = data.accepted.ids[data.accepted.positions(data.rows)]
+    return {
+        "arguments": training_identity(args),
+        "deepspeed": deepspeed,
+        "world_size": world_size,
+        "data": data.accepted.data_checksum,
+        "training_ids": output.hash_texts(ids.tolist()),
+        "model": output.model_fingerprint(args.model),
+    }
+
+
+def _claim_output(args: argparse.Namespace, fingerprint: dict[str, Any], ranks: Ranks) -> ResumePoint | None:
+    """Rank 0 prepares the folder and finds the resume point; all ranks learn of it."""
+    point = None
+    if ranks.is_main:
+        output.claim_folder(args.output_dir, args.model, args.arm)
+        point = find_resume_point(args.output_dir, fingerprint)
+        output.remove_old_results(args.output_dir)
+    return ranks.broadcast_object(point)
+
+
+def _build_model(
+    args: argparse.Namespace, performance: PerformanceSettings, device: torch.device, data: TrainingData
+) -> tuple[Any, Any]:
+    # fp16 keeps float32 weights under autocast; DeepSpeed keeps its own float32 copy
+    mixed_fp16 = args.precision == "fp16" and not args.deepspeed_config
+    dtype = torch.float32 if mixed_fp16 else DTYPES[args.precision]
+    model = load_model(
+        args.model,
+        dtype,
+        trust_remote_code=args.trust_remote_code,
+        attn_implementation=args.attn_implementation,
+    )
+    model.config.use_cache = False
+    frozen = apply_freezing(
+        model,
+        args.freeze_vision_tower,
+        args.freeze_multimodal_projector,
+        args.freeze_language_model,
+        args.trainable_keywords,
+    )
+    expected_tokens = int(data.lengths.sum() * args.epochs) // int(os.environ.get("WORLD_SIZE", "1"))
+    with torch.autocast(device.type, dtype=torch.float16, enabled=mixed_fp16):
+        forward = build_forward(model, performance, device, training=True, expected_tokens=expected_tokens)
+    return forward, frozen
+
+
+def _pad_token(processor: Any) -> int:
+    tokenizer = processor.tokenizer
+    token = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
+    if token is None:
+        raise UserError("the tokenizer has neither a padding token nor an end token", where="--model")
+    return int(token)
+
+
+def _pixel_dtype(args: argparse.Namespace, performance: PerformanceSettings) -> torch.dtype | None:
+    bf16 = performance.on("bf16_pixels", args.precision == "bf16" and performance.mode != "reference")
+    return torch.bfloat16 if bf16 else None
+
+
+def _tracker(accelerator: Any) -> Any:
+    def log(entry: dict[str, Any]) -> None:
+        numbers = {key: value for key, value in entry.items() if isinstance(value, (int, float))}
+        accelerator.log({f"train/{key}": value for key, value in numbers.items()}, step=entry["step"])
+
+    return log
+
+
+def _write_results(args: argparse.Namespace, summary: dict[str, Any], fingerprint: dict[str, Any]) -> None:
+    folder = args.output_dir
+    plain = {key: str(value) if isinstance(value, Path) else value for key, value in vars(args).items()}
+    atomic_write_json(
+        folder / output.RUN_RECORD_NAME, provenance() | {"arguments": plain, "fingerprint": fingerprint}
+    )
+    atomic_write_json(folder / f"train_summary_{args.arm}.json", summary)
+    output.write_checkpoint_record(folder, args.arm, args.model, bool(args.save_final_model))
+    remove_resume_points(folder)
+    logger.info(
+        "%s: %d samples in %d steps, %.1f samples/s, %.0f real tokens/s, mean loss %.4f, padding %.1f %%",
+        args.arm,
+        summary["emitted_samples"],
+        summary["global_step"],
+        summary["effective_emitted_samples_per_second"] or np.nan,
+        summary["real_tokens_per_second"] or np.nan,
+        summary["train_loss"],
+        100 * (summary["padding_ratio"] or 0),
+    )
