@@ -7,8 +7,6 @@ import logging
 import pytest
 import torch
 import torch.nn.functional as F
-from tiny_qwen3_vl import tiny_config
-
 from odb_workflow.model import compat
 from odb_workflow.model.attention import segment_attention
 from odb_workflow.model.checkpointing import CheckpointPlan, layer_bytes_per_token, layers_to_recompute
@@ -17,8 +15,10 @@ from odb_workflow.model.head import (
     chunk_tokens,
     fused_losses_and_gradient,
     token_losses_and_gradient,
-) from odb_workflow.model.performance import PerformanceSettings
+)
+from odb_workflow.model.performance import PerformanceSettings
 from odb_workflow.runtime.errors import UserError
+from tiny_qwen3_vl import tiny_config
 
 CPU = torch.device("cpu")
 
