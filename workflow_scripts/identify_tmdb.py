@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Write the identity of a TMDB: number of records and checksums, nothing that changes when an equal one is rebuilt."""
+"""Write the identity of a TMDB: number of records and checksums, nothing that changes when an equal one is
+rebuilt."""
 
 from __future__ import annotations
 

@@ -27,9 +27,13 @@ CHECKOUT = Path(__file__).resolve().parent.parent
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--processes", type=int, default=1, help="processes on each machine")
-    parser.add_argument("--machines", type=int, default=1, help="machines; more than 1 inside a SLURM job only")
+    parser.add_argument(
+        "--machines", type=int, default=1, help="machines; more than 1 inside a SLURM job only"
+    )
     parser.add_argument("--gpus", type=int, default=0, help="GPUs on each machine; 0 hides all of them")
     parser.add_argument("--threads", type=int, default=1, help="CPU cores on each machine")
     parser.add_argument("--port", type=int, default=0, help="port of the rendezvous; 0: a free one")
@@ -89,9 +93,13 @@ def environment(options: argparse.Namespace, devices: list[str]) -> dict[str, st
 def main() -> int:
     options = parse_arguments()
     if options.machines > 1 and not options.node:
-        return supervise(srun_command(options, [sys.executable, __file__, "--node", *sys.argv[1:]]), dict(os.environ))
+        return supervise(
+            srun_command(options, [sys.executable, __file__, "--node", *sys.argv[1:]]), dict(os.environ)
+        )
     if options.processes < 1 or options.gpus not in (0, options.processes):
-        raise UserError(f"{options.processes} processes cannot share {options.gpus} GPUs: one GPU per process")
+        raise UserError(
+            f"{options.processes} processes cannot share {options.gpus} GPUs: one GPU per process"
+        )
     port = options.port
     if options.machines > 1:
         port = port or job_port()

@@ -21,8 +21,12 @@ def _json_or_none(path: Path) -> Any:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--output", type=Path, required=True, help="file to write")
-    parser.add_argument("--record", required=True, help="JSON made by the workflow: settings and configuration")
-    parser.add_argument("--include", action="append", default=[], metavar="NAME=FILE", help="JSON file to copy in")
+    parser.add_argument(
+        "--record", required=True, help="JSON made by the workflow: settings and configuration"
+    )
+    parser.add_argument(
+        "--include", action="append", default=[], metavar="NAME=FILE", help="JSON file to copy in"
+    )
     options = parser.parse_args()
     try:
         record = json.loads(options.record)

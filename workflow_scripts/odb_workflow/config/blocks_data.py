@@ -13,23 +13,32 @@ class Builder(Block):
     """Where the TMDB comes from."""
 
     kind: Literal["embedded", "git", "hub", "json", "existing"] = Field(
-        description="`embedded`: the builder in `dataset_builder/`; `git`: a builder repository; `hub`: sources read "
-        "with `datasets`; `json`: LLaVA/ShareGPT files; `existing`: `data.dir` is a finished TMDB, nothing is built."
+        description="`embedded`: the builder in `dataset_builder/`; `git`: a builder repository; `hub`: "
+        "sources read "
+        "with `datasets`; `json`: LLaVA/ShareGPT files; `existing`: `data.dir` is a finished TMDB, nothing "
+        "is built."
     )
     repo: OptionalText = Field(
         default=None, description="`git`: URL, local path or bundle of the builder's repository."
     )
     ref: OptionalText = Field(
-        default=None, description="`git`: commit, tag or branch; a commit is the only one that stays the same."
+        default=None,
+        description="`git`: commit, tag or branch; a commit is the only one that stays the same.",
     )
-    checkout: Text = Field(default=".deps/build-mm-mix-dataset", description="Folder of the builder's checkout.")
-    args: TextList = Field(default=[], description="Further arguments of the builder's program, one per item.")
+    checkout: Text = Field(
+        default=".deps/build-mm-mix-dataset", description="Folder of the builder's checkout."
+    )
+    args: TextList = Field(
+        default=[], description="Further arguments of the builder's program, one per item."
+    )
     sizes: dict[str, Count] = Field(
-        default={}, description="Records per source (`embedded`), or `total` for all; empty: the builder's own."
+        default={},
+        description="Records per source (`embedded`), or `total` for all; empty: the builder's own.",
     )
     seed: Count = Field(default=42, description="Seed of the embedded builder.")
     sources: OptionalText = Field(
-        default=None, description="`hub`, `json`: YAML file that lists the sources (see `config/sources-example.yaml`)."
+        default=None,
+        description="`hub`, `json`: YAML file that lists the sources (see `config/sources-example.yaml`).",
     )
 
 
@@ -38,13 +47,16 @@ class Data(Block):
 
     dir: Text = Field(description="Folder of the TMDB.")
     source_dir: OptionalText = Field(
-        default=None, description="Copy the TMDB from here to `local_dir` before training (slow shared disks)."
+        default=None,
+        description="Copy the TMDB from here to `local_dir` before training (slow shared disks).",
     )
     local_dir: OptionalText = Field(
-        default=None, description="Node-local folder that the TMDB is staged to, once per node; checked and reused."
+        default=None,
+        description="Node-local folder that the TMDB is staged to, once per node; checked and reused.",
     )
     on_bad_record: Literal["error", "drop"] = Field(
-        default="error", description="`error`: list all bad records, then stop; `drop`: leave them out and report them."
+        default="error",
+        description="`error`: list all bad records, then stop; `drop`: leave them out and report them.",
     )
     max_bad_fraction: Fraction = Field(
         default=0.05, description="`drop`: stop when more than this share of the records is bad."
@@ -62,12 +74,19 @@ class Model(Block):
     )
     revision: OptionalText = Field(default=None, description="Commit or tag of a Hub model.")
     seed: Count = Field(default=42, description="Seed of the embedded model's weights.")
-    trust_remote_code: bool = Field(default=False, description="Run model code that comes with the checkpoint.")
-    attn_implementation: OptionalText = Field(
-        default=None, description="Attention of transformers (`sdpa`, `eager`, ...); null: the model's default."
+    trust_remote_code: bool = Field(
+        default=False, description="Run model code that comes with the checkpoint."
     )
-    max_length: Positive = Field(default=16384, description="Longest sample in tokens, template and images included.")
-    image_max_pixels: Positive = Field(default=589824, description="Largest image in pixels; larger ones are scaled.")
+    attn_implementation: OptionalText = Field(
+        default=None,
+        description="Attention of transformers (`sdpa`, `eager`, ...); null: the model's default.",
+    )
+    max_length: Positive = Field(
+        default=16384, description="Longest sample in tokens, template and images included."
+    )
+    image_max_pixels: Positive = Field(
+        default=589824, description="Largest image in pixels; larger ones are scaled."
+    )
 
 
 class Split(Block):
@@ -75,10 +94,14 @@ class Split(Block):
 
     mode: Literal["lf_val_size", "prefix", "tail", "grouped"] = Field(
         default="lf_val_size",
-        description="`lf_val_size`: the published permutation; `prefix`: training is the head of the file; `tail`: "
-        "validation from `val_start`; `grouped`: as lf_val_size, but records that share an image stay together.",
+        description="`lf_val_size`: the published permutation; `prefix`: training is the head of the file; "
+        "`tail`: "
+        "validation from `val_start`; `grouped`: as lf_val_size, but records that share an image stay "
+        "together.",
     )
-    val_size: Number = Field(default=0.05, gt=0, description="Share of the records, or their number when above 1.")
+    val_size: Number = Field(
+        default=0.05, gt=0, description="Share of the records, or their number when above 1."
+    )
     split_seed: Count = Field(default=42, description="Seed of the permutation.")
     val_start: Count | None = Field(default=None, description="`tail`: first validation record.")
     train_size: Count = Field(default=128, description="Training records to use, from the head; 0: all.")

@@ -31,7 +31,8 @@ class Mmmu(Block):
     subjects: TextList = Field(default=[], description="Subjects to evaluate; empty: all.")
     protocol: Literal["v1", "inline"] = Field(
         default="v1",
-        description="`v1`: MMMU-MC-choice-likelihood-v1, images first; `inline`: images where the text names them.",
+        description="`v1`: MMMU-MC-choice-likelihood-v1, images first; `inline`: images where the text "
+        "names them.",
     )
     precision: Literal["bf16", "fp16", "fp32"] | None = Field(
         default=None, description="Number format; null: that of training."
@@ -45,14 +46,20 @@ class Mmmu(Block):
 class Evaluation(Block):
     """Both evaluations, and the checkpoint of another training to evaluate."""
 
-    untrained_baseline: bool = Field(default=True, description="Evaluate the base model too, as a row of its own.")
+    untrained_baseline: bool = Field(
+        default=True, description="Evaluate the base model too, as a row of its own."
+    )
     max_samples: Count = Field(default=0, description="Samples of each evaluation at most; 0: all.")
-    num_processes: Positive = Field(default=1, description="Processes of an evaluation; never changes the result.")
+    num_processes: Positive = Field(
+        default=1, description="Processes of an evaluation; never changes the result."
+    )
     checkpoint: OptionalText = Field(
-        default=None, description="Folder or Hub id that `eval_valloss` and `benchmark` evaluate; null: the ODB arm's."
+        default=None,
+        description="Folder or Hub id that `eval_valloss` and `benchmark` evaluate; null: the ODB arm's.",
     )
     output_root: OptionalText = Field(
-        default=None, description="Where results of `checkpoint` go; null: into its folder where that can be written."
+        default=None,
+        description="Where results of `checkpoint` go; null: into its folder where that can be written.",
     )
     valloss: ValLoss = Field(default=ValLoss(), description="Validation loss.")
     mmmu: Mmmu = Field(default=Mmmu(), description="MMMU-MC.")
@@ -64,7 +71,9 @@ class Report(Block):
     reference_arm: OptionalText = Field(
         default=None, description="Arm that the others are compared with; null: `standard`, else the first."
     )
-    level: Annotated[float, Field(ge=0.5, lt=1)] = Field(default=0.95, description="Coverage of the intervals.")
+    level: Annotated[float, Field(ge=0.5, lt=1)] = Field(
+        default=0.95, description="Coverage of the intervals."
+    )
 
 
 class StageResources(Block):

@@ -21,9 +21,13 @@ class Training(Block):
     """Settings of training that every arm shares."""
 
     num_processes: Positive = Field(default=1, description="Training processes per machine (one per GPU).")
-    num_machines: Positive = Field(default=1, description="Machines of one training; more than 1 needs SLURM.")
+    num_machines: Positive = Field(
+        default=1, description="Machines of one training; more than 1 needs SLURM."
+    )
     master_port: Count = Field(
-        default=0, le=65535, description="Port of the rendezvous; 0: a free one (on a cluster from the job id)."
+        default=0,
+        le=65535,
+        description="Port of the rendezvous; 0: a free one (on a cluster from the job id).",
     )
     epochs: Number = Field(default=1.0, gt=0, description="Passes over the training records; fractions work.")
     max_steps: Count = Field(default=0, description="Stop after this many optimizer steps; 0: no limit.")
@@ -40,10 +44,13 @@ class Training(Block):
     gradient_accumulation_steps: Positive = Field(default=1, description="Micro-batches per optimizer step.")
     loss_scaling: Literal["label_tokens", "exact", "approx", "none"] = Field(
         default="label_tokens",
-        description="How ranks are weighted: `label_tokens` is the true mean; the others are the package's own.",
+        description="How ranks are weighted: `label_tokens` is the true mean; the others are the package's "
+        "own.",
     )
     seed: Count = Field(default=42, description="Seed of the order of samples and of everything random.")
-    precision: Literal["bf16", "fp16", "fp32"] = Field(default="bf16", description="Number format of training.")
+    precision: Literal["bf16", "fp16", "fp32"] = Field(
+        default="bf16", description="Number format of training."
+    )
     deepspeed_config: Annotated[OptionalText, BeforeValidator(_deepspeed)] = Field(
         default=None, description="DeepSpeed JSON file; null: without DeepSpeed."
     )
@@ -54,13 +61,22 @@ class Training(Block):
     freeze_multimodal_projector: bool = Field(default=True, description="Do not train the projector.")
     freeze_language_model: bool = Field(default=False, description="Do not train the language model.")
     trainable_keywords: TextList = Field(
-        default=[], description="Train only parameters whose name holds one of these; empty: all that is not frozen."
+        default=[],
+        description="Train only parameters whose name holds one of these; empty: all that is not frozen.",
     )
-    save_final_model: bool = Field(default=True, description="Save the trained model; without it nothing to evaluate.")
+    save_final_model: bool = Field(
+        default=True, description="Save the trained model; without it nothing to evaluate."
+    )
     num_workers: Positive = Field(default=4, description="Data workers per training process.")
-    checkpoint_every_samples: Count = Field(default=0, description="Resume point every so many samples; 0: off.")
-    checkpoint_every_minutes: Number = Field(default=15, ge=0, description="Resume point every so many minutes; 0: off.")
-    log_with: OptionalText = Field(default=None, description="Tracker of accelerate, for example `tensorboard`.")
+    checkpoint_every_samples: Count = Field(
+        default=0, description="Resume point every so many samples; 0: off."
+    )
+    checkpoint_every_minutes: Number = Field(
+        default=15, ge=0, description="Resume point every so many minutes; 0: off."
+    )
+    log_with: OptionalText = Field(
+        default=None, description="Tracker of accelerate, for example `tensorboard`."
+    )
 
 
 class ArmBase(Block):
@@ -79,7 +95,8 @@ class StandardArm(ArmBase):
 
     loader: Literal["standard"] = Field(description="Loader kind.")
     fixed_batch_size: Positive | Literal["auto"] = Field(
-        default=1, description="Samples per batch and rank; `auto`: the largest that fits this device's memory."
+        default=1,
+        description="Samples per batch and rank; `auto`: the largest that fits this device's memory.",
     )
 
 

@@ -82,7 +82,8 @@ def nested(key: str, value: Any) -> dict[str, Any]:
 
 
 def environment_settings(environment: Mapping[str, str]) -> dict[str, str]:
-    """Settings that the environment makes: configuration key -> text. Variables that are empty count as unset.
+    """Settings that the environment makes: configuration key -> text. Variables that are empty count as
+    unset.
 
     Raises:
         UserError: a variable with one of the two prefixes is not known; names the nearest one.

@@ -1,6 +1,7 @@
 """Read, merge and check the configuration; every fault of it is told in one pass.
 
-Precedence, highest first: ``--config``, environment variables, preset (``--configfile``, or the real preset where
+Precedence, highest first: ``--config``, environment variables, preset (``--configfile``, or the real preset
+where
 ``ODB_MM_MIX_MODEL`` is set), ``config.yaml``.
 """
 
@@ -44,13 +45,21 @@ class _Loader(yaml.SafeLoader):
 
 
 _Loader.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in pairs if tag not in {"tag:yaml.org,2002:bool", "tag:yaml.org,2002:float"}]
+    first: [
+        (tag, pattern)
+        for tag, pattern in pairs
+        if tag not in {"tag:yaml.org,2002:bool", "tag:yaml.org,2002:float"}
+    ]
     for first, pairs in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
-_Loader.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile(r"^(?:true|True|TRUE|false|False|FALSE)$"), list("tTfF"))
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:bool", re.compile(r"^(?:true|True|TRUE|false|False|FALSE)$"), list("tTfF")
+)
 _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float",
-    re.compile(r"^[-+]?(?:[0-9]+\.[0-9]*(?:[eE][-+]?[0-9]+)?|\.[0-9]+(?:[eE][-+]?[0-9]+)?|[0-9]+[eE][-+]?[0-9]+)$"),
+    re.compile(
+        r"^[-+]?(?:[0-9]+\.[0-9]*(?:[eE][-+]?[0-9]+)?|\.[0-9]+(?:[eE][-+]?[0-9]+)?|[0-9]+[eE][-+]?[0-9]+)$"
+    ),
     list("-+0123456789."),
 )
 
@@ -139,8 +148,7 @@ def load_config(
     environment: Mapping[str, str],
     configfiles: Sequence[str | Path] = (),
     command_line: Mapping[str, Any] | None = None,
-    recorded: Mapping[str, Any] | None = None,
-    recorded_source: str = "recorded",
+    recorded: tuple[Mapping[str, Any], Mapping[str, Any]] | None = None,
 ) -> Loaded:
     """Merge all layers and check the result.
 
@@ -149,8 +157,9 @@ def load_config(
         environment: Environment variables.
         configfiles: Presets, later ones win.
         command_line: Settings given with ``--config``.
-        recorded: Settings of an earlier run that win over all others (``--recorded``).
-        recorded_source: Name of that record in messages.
+        recorded: Of an earlier run (``--recorded``): its merged configuration, which stands in for the
+        presets, and
+            the settings of its training, which win over all others.
 
     Raises:
         UserError: lists every fault with key, value, and the nearest valid key.
@@ -160,23 +169,30 @@ def load_config(
     layers.add(read_yaml(checkout / BASE), "config.yaml")
     variables = environment_settings(environment)
     presets = [str(path) for path in configfiles]
-    names_model = bool(environment.get(MODEL_VARIABLE, "").strip())
-    model_run = recorded.get("run") if recorded else None
-    if names_model or (model_run is not None and model_run == read_yaml(checkout / REAL_PRESET).get("run")):
+    if environment.get(MODEL_VARIABLE, "").strip():
         presets.insert(0, str(checkout / REAL_PRESET))
+    if recorded:
+        presets = []
+        layers.add(recorded[0], "recorded")
     for path in presets:
         layers.add(read_yaml(path), _short(path, checkout))
     for key, value in variables.items():
         name = VARIABLE_OF_KEY.get(key, "environment")
         parts = key.split(".")
         if parts[0] == "arms" and parts[1] not in layers.values.get("arms", {}):
-            raise UserError(f"{name} sets `{key}`, but the configuration has no arm `{parts[1]}`", where="arms")
+            raise UserError(
+                f"{name} sets `{key}`, but the configuration has no arm `{parts[1]}`", where="arms"
+            )
         layers.add(nested(key, value), f"${name}")
     if command_line:
         layers.add(command_line, "--config")
     if recorded:
-        layers.add(recorded, recorded_source)
-    return Loaded(check(layers.values, layers.sources), dict(layers.sources), tuple(_short(p, checkout) for p in presets))
+        layers.add(recorded[1], "recorded")
+    return Loaded(
+        check(layers.values, layers.sources),
+        dict(layers.sources),
+        tuple(_short(p, checkout) for p in presets),
+    )
 
 
 def _short(path: str, checkout: Path) -> str:
@@ -197,7 +213,9 @@ def check(values: Mapping[str, Any], sources: Mapping[str, str] | None = None) -
         return Config.model_validate(values)
     except ValidationError as error:
         lines = [_fault(item, sources) for item in error.errors()]
-        raise combine_errors(list(dict.fromkeys(lines)), f"the configuration has {len(lines)} fault(s)") from None
+        raise combine_errors(
+            list(dict.fromkeys(lines)), f"the configuration has {len(lines)} fault(s)"
+        ) from None
 
 
 def _fault(item: Mapping[str, Any], sources: Mapping[str, str]) -> str:
@@ -208,12 +226,18 @@ def _fault(item: Mapping[str, Any], sources: Mapping[str, str]) -> str:
     else:
         kind = None
     # Alternatives of a value (`integer` or `auto`) append their own name.
-    location = [part for part in location if not re.search(r"[\[\]()]|^(int|str|float|constrained-|literal|function)", part)]
+    location = [
+        part
+        for part in location
+        if not re.search(r"[\[\]()]|^(int|str|float|constrained-|literal|function)", part)
+    ]
     key = ".".join(location)
     value = item.get("input")
     if item["type"] == "extra_forbidden":
         hint = _key_hint(location, kind)
-        return f"unknown key `{key}` (value {value!r}{_from(key, sources)})" + (f"; did you mean `{hint}`?" if hint else "")
+        return f"unknown key `{key}` (value {value!r}{_from(key, sources)})" + (
+            f"; did you mean `{hint}`?" if hint else ""
+        )
     if item["type"] == "missing":
         return f"missing key `{key}`; add it to config.yaml or to the preset"
     message = item["msg"].removeprefix("Value error, ")

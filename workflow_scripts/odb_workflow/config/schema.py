@@ -35,7 +35,8 @@ BASELINE = "untrained"
 def arm_name_fault(name: str) -> str | None:
     """Why ``name`` cannot be an arm's name, or None.
 
-    Targets ``train_ARM``, ``eval_ARM`` and ``all_ARM`` are made from it and must not be a rule or target already.
+    Targets ``train_ARM``, ``eval_ARM`` and ``all_ARM`` are made from it and must not be a rule or target
+    already.
     """
     if not ARM_NAME.match(name):
         return "an arm's name is lower-case letters, digits and _, and begins with a letter"
@@ -59,10 +60,14 @@ def _as_seeds(value: Any) -> Any:
 class Config(Block):
     """The whole configuration."""
 
-    run: str = Field(description="Name of the run; it has its own folders under `outputs/`, `results/` and `logs/`.")
+    run: str = Field(
+        description="Name of the run; it has its own folders under `outputs/`, `results/` and `logs/`."
+    )
     device: Literal["cpu", "cuda"] = Field(default="cuda", description="What training and evaluation run on.")
     output_root: OptionalText = Field(default=None, description="Folder of the run; null: `outputs/<run>`.")
-    results_root: OptionalText = Field(default=None, description="Folder of the comparison; null: `results/<run>`.")
+    results_root: OptionalText = Field(
+        default=None, description="Folder of the comparison; null: `results/<run>`."
+    )
     log_root: OptionalText = Field(default=None, description="Folder of the logs; null: `logs/<run>`.")
     builder: Builder = Field(description="Where the TMDB comes from.")
     data: Data = Field(description="The TMDB on disk.")
@@ -71,11 +76,13 @@ class Config(Block):
     training: Training = Field(default=Training(), description="What all arms share.")
     arms: dict[str, Arm] = Field(min_length=1, description="The arms: name, loader kind and its settings.")
     seeds: Annotated[list[Count], BeforeValidator(_as_seeds)] = Field(
-        default=[], description="Train every arm once per seed; several make `ARM/seed-N`, empty: `training.seed`."
+        default=[],
+        description="Train every arm once per seed; several make `ARM/seed-N`, empty: `training.seed`.",
     )
     performance: Literal["auto", "reference"] | dict[str, Any] = Field(
         default="auto",
-        description="Speed switches: `auto`, `reference` (the plain transformers forward), or a mapping of switches.",
+        description="Speed switches: `auto`, `reference` (the plain transformers forward), or a mapping of "
+        "switches.",
     )
     evaluation: Evaluation = Field(default=Evaluation(), description="Validation loss and MMMU-MC.")
     report: Report = Field(default=Report(), description="The comparison.")
@@ -92,7 +99,11 @@ class Config(Block):
     @classmethod
     def _without_removed(cls, value: Any) -> Any:
         # A preset removes an arm of config.yaml by `arm: null`.
-        return {name: arm for name, arm in value.items() if arm is not None} if isinstance(value, dict) else value
+        return (
+            {name: arm for name, arm in value.items() if arm is not None}
+            if isinstance(value, dict)
+            else value
+        )
 
     @field_validator("arms")
     @classmethod

@@ -1,1 +1,2 @@
-"""Helpers of the rules: paths, flags from the configuration, guards, banner. Nothing heavy is imported here."""
+"""Helpers of the rules: paths, flags from the configuration, guards, banner. Nothing heavy is imported
+here."""

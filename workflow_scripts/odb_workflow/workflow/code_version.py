@@ -13,7 +13,8 @@ _LINE = re.compile(r"^CODE_VERSION\s*(?::\s*int\s*)?=\s*(\d+)\s*(?:#.*)?$", re.M
 def code_version(program: Path) -> int:
     """The number in the program's ``CODE_VERSION = N`` line; 0 where there is none.
 
-    A stage reruns when this number is raised; other edits of a program rerun nothing, because a comment or a faster
+    A stage reruns when this number is raised; other edits of a program rerun nothing, because a comment or a
+    faster
     loop must not cost a training.
     """
     try:

@@ -1,4 +1,5 @@
-"""One run of the workflow: configuration, files, parameters and resources, in one object that the rules use."""
+"""One run of the workflow: configuration, files, parameters and resources, in one object that the rules
+use."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ from typing import Any
 
 from ..config.load import Loaded
 from ..config.schema import BASELINE, Config
+from ..runtime.errors import UserError
 from .lifecycle import Lifecycle
 from .paths import (
     MMMU_DIR,
@@ -45,6 +47,8 @@ class Run(Places, Lifecycle):
         self.results = literal(self.paths.results)
         self.logs = literal(self.paths.logs)
         self.arms = list(self.config.arms)
+        self.targets: list[str] = []
+        self.stop_at_start: UserError | None = None
         self.baseline = [BASELINE] if self.config.evaluation.untrained_baseline else []
         self.evaluated: tuple[str, str] | None = arm_of_checkpoint(self.paths, [*self.arms, BASELINE])
         self.external: External | None = None if self.evaluated else external_checkpoint(self.paths)
@@ -112,7 +116,9 @@ class Run(Places, Lifecycle):
     def machine_resources(self) -> dict[str, Any]:
         """Further resources of a training on several machines: one SLURM job, started by the rule itself."""
         machines = self.config.training.num_machines
-        return {"mpi": "srun", "nodes": machines, "tasks": machines, "tasks_per_gpu": 0} if machines > 1 else {}
+        return (
+            {"mpi": "srun", "nodes": machines, "tasks": machines, "tasks_per_gpu": 0} if machines > 1 else {}
+        )
 
     def launched(self, stage: str, threads: int) -> list[str]:
         """The command that starts the program of a stage (train, valloss, mmmu) on its devices."""

@@ -32,7 +32,11 @@ def lock_devices(count: int, *, folder: Path | None = None) -> Iterator[list[str
         return
     devices = visible_devices()
     if len(devices) < count:
-        seen = f"CUDA_VISIBLE_DEVICES={os.environ['CUDA_VISIBLE_DEVICES']!r}" if "CUDA_VISIBLE_DEVICES" in os.environ else "nvidia-smi"
+        seen = (
+            f"CUDA_VISIBLE_DEVICES={os.environ['CUDA_VISIBLE_DEVICES']!r}"
+            if "CUDA_VISIBLE_DEVICES" in os.environ
+            else "nvidia-smi"
+        )
         raise UserError(
             f"{count} GPU(s) asked for, {len(devices)} found ({seen})",
             fix="run on a machine with GPUs, lower training.num_processes, or set `device: cpu`",

@@ -1,6 +1,7 @@
 """Flags of the programs, made from the configuration.
 
-Each function gives either the flags that make a result what it is (the rules track them: a change reruns the stage)
+Each function gives either the flags that make a result what it is (the rules track them: a change reruns the
+stage)
 or those that only say how it is computed (never tracked).
 """
 
@@ -75,7 +76,9 @@ def model_flags(config: Config) -> Flags:
 
 def sample_flags(config: Config) -> Flags:
     """Flags that say how a record becomes a sample."""
-    return flag("max_length", config.model.max_length) + flag("image_max_pixels", config.model.image_max_pixels)
+    return flag("max_length", config.model.max_length) + flag(
+        "image_max_pixels", config.model.image_max_pixels
+    )
 
 
 def split_flags(config: Config) -> Flags:

@@ -9,8 +9,11 @@ from typing import Any
 
 from ..config.load import Loaded
 from ..config.schema import Config
+from ..runtime.errors import UserError
 from ..runtime.files import atomic_write_text
+from .guard import write_last_run
 from .paths import Paths
+from .preflight import checks, uses_devices
 
 LAST_LINES = 25
 _LOG_LINE = re.compile(r"^\s*log: (?P<logs>.+) \(check log file\(s\) for error details\)", re.MULTILINE)
@@ -22,6 +25,13 @@ class Lifecycle:
     loaded: Loaded
     config: Config
     paths: Paths
+    checkout: Path
+    targets: list[str]
+    stop_at_start: UserError | None
+
+    def gpus(self, stage: str) -> int:
+        """GPUs per machine of a job of a stage."""
+        raise NotImplementedError
 
     def merged_config(self) -> str:
         """The merged configuration as YAML."""
@@ -41,7 +51,9 @@ class Lifecycle:
         arms = ", ".join(self._arm_text(name) for name in config.arms)
         seeds = f", seeds {', '.join(map(str, config.seeds))}" if len(config.seeds) > 1 else ""
         set_by = sorted({source for source in self.loaded.sources.values() if source != "config.yaml"})
-        layers = " < ".join(["config.yaml", *self.loaded.presets, *[s for s in set_by if s not in self.loaded.presets]])
+        layers = " < ".join(
+            ["config.yaml", *self.loaded.presets, *[s for s in set_by if s not in self.loaded.presets]]
+        )
         training = config.training
         return "\n".join(
             [
@@ -49,8 +61,10 @@ class Lifecycle:
                 f"model     {config.model.path}",
                 f"data      {config.data.dir}  (builder: {config.builder.kind})",
                 f"arms      {arms}{seeds}",
-                f"training  {config.split.train_size or 'all'} samples x {training.epochs:g} epochs, lr {training.lr:g}, "
-                f"{training.precision}, {training.num_machines} x {training.num_processes} process(es) on {config.device}",
+                f"training  {config.split.train_size or 'all'} samples x {training.epochs:g} epochs, lr "
+                f"{training.lr:g}, "
+                f"{training.precision}, {training.num_machines} x {training.num_processes} process(es) on "
+                f"{config.device}",
                 f"config    {layers}",
             ]
         )
@@ -63,9 +77,30 @@ class Lifecycle:
         return f"{name} ({arm.loader}, {detail}{packed})"
 
     def start(self, workflow: Any) -> None:
-        """Before the first job: banner, guards that stop, merged configuration."""
+        """Before the first job: banner, checks that stop the run, merged configuration.
+
+        Raises:
+            snakemake.exceptions.WorkflowError: the run cannot work, or would overwrite another model's
+            training.
+        """
+        from snakemake.exceptions import WorkflowError
+
         print(self.banner(), file=sys.stderr, flush=True)
+        self.targets = [str(target) for target in workflow.dag_settings.targets]
+        limit = getattr(workflow.global_resources.get("gpu"), "value", None)
+        error = self.stop_at_start or checks(
+            self.config,
+            self.checkout,
+            targets=self.targets,
+            requests={stage: self.gpus(stage) for stage in ("train", "evaluate")},
+            limit=limit,
+            local=workflow.local_exec,
+        )
+        if error:
+            raise WorkflowError(f"\n{error}")
         self.write_merged_config()
+        if uses_devices(self.targets):
+            write_last_run(self.paths.output)
 
     def succeeded(self) -> None:
         """After the last job: where to look."""

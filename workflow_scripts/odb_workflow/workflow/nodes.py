@@ -41,9 +41,19 @@ def srun_command(options: argparse.Namespace, program: list[str]) -> list[str]:
     """
     nodes = allocated_nodes()
     if len(nodes) < options.machines:
-        raise UserError(f"{options.machines} machines asked for, the job has {len(nodes)}: {', '.join(nodes)}")
+        raise UserError(
+            f"{options.machines} machines asked for, the job has {len(nodes)}: {', '.join(nodes)}"
+        )
     return [
-        *("srun", "--nodes", str(options.machines), "--ntasks", str(options.machines), "--ntasks-per-node", "1"),
+        *(
+            "srun",
+            "--nodes",
+            str(options.machines),
+            "--ntasks",
+            str(options.machines),
+            "--ntasks-per-node",
+            "1",
+        ),
         *("--cpus-per-task", str(options.threads), "--kill-on-bad-exit=1", "--label"),
         *program,
     ]

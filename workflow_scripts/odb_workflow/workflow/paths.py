@@ -100,7 +100,8 @@ def external_name(checkpoint: str) -> str:
 
 
 def external_checkpoint(paths: Paths) -> External | None:
-    """The checkpoint that ODB_ACCEL_EVAL_CHECKPOINT names, or None where it is one of this run's arms or unset."""
+    """The checkpoint that ODB_ACCEL_EVAL_CHECKPOINT names, or None where it is one of this run's arms or
+    unset."""
     named = paths.config.evaluation.checkpoint
     if not named:
         return None
@@ -119,7 +120,9 @@ def external_checkpoint(paths: Paths) -> External | None:
     if local:
         own = [folder / "checkpoint.json"] if (folder / "checkpoint.json").is_file() else []
         found = own or [
-            path for pattern in ("config.json", "*.safetensors", "*.bin") for path in sorted(folder.glob(pattern))
+            path
+            for pattern in ("config.json", "*.safetensors", "*.bin")
+            for path in sorted(folder.glob(pattern))
         ]
         inputs = tuple(str(path) for path in found)
     return External(checkpoint=named, folder=place, local=local, inputs=inputs)

@@ -1,6 +1,7 @@
 """Parameters of the rules: tracked ones (what a result is) and places (where files are, how it is computed).
 
-The rules pass places through functions that take ``input``, ``output``, ``resources`` or ``threads``; Snakemake does not
+The rules pass places through functions that take ``input``, ``output``, ``resources`` or ``threads``;
+Snakemake does not
 compare such parameters with those of the last run.
 """
 
@@ -66,7 +67,11 @@ class Places:
     def clone_flags(self) -> list[str]:
         """Tracked flags of the checkout."""
         builder = self.config.builder
-        return flags.flag("kind", builder.kind) + flags.flag("repo", builder.repo) + flags.flag("ref", builder.ref)
+        return (
+            flags.flag("kind", builder.kind)
+            + flags.flag("repo", builder.repo)
+            + flags.flag("ref", builder.ref)
+        )
 
     def builder_inputs(self) -> list[str]:
         """The checkout's record, or the list of sources."""
@@ -77,7 +82,9 @@ class Places:
     def builder_flags(self) -> list[str]:
         """Tracked flags of the build, with the content of the list of sources."""
         builder = self.config.builder
-        content = flags.content_of(builder.sources, self.checkout) if builder.kind in {"hub", "json"} else None
+        content = (
+            flags.content_of(builder.sources, self.checkout) if builder.kind in {"hub", "json"} else None
+        )
         return flags.builder_flags(self.config) + ([f"--sources-sha256={content}"] if content else [])
 
     def builder_places(self) -> list[str]:
@@ -121,7 +128,11 @@ class Places:
     @property
     def base_model(self) -> str:
         """The base model as the programs take it."""
-        return f"{self.paths.output}/base_model" if self.config.model.path == "embedded" else self.config.model.path
+        return (
+            f"{self.paths.output}/base_model"
+            if self.config.model.path == "embedded"
+            else self.config.model.path
+        )
 
     def model_inputs(self, tmdb: Callable[..., Any]) -> list[Any]:
         """The embedded tokenizer is trained on the data; other models need only themselves."""
@@ -193,7 +204,8 @@ class Places:
         ]
 
     def record_command(self, arm: str, seed_part: str) -> list[str]:
-        """The command that records what a training was made with: what the guard compares later, and the merged configuration."""
+        """The command that records what a training was made with: what the guard compares later, and the
+        merged configuration."""
         record = {
             "arm": arm,
             "seed": self.seed(seed_part),
@@ -257,7 +269,14 @@ class Places:
     def compare_places(self) -> list[str]:
         """Places of the comparison."""
         return [
-            *("--arms-root", self.paths.output, "--output-dir", self.paths.results, "--run-name", self.config.run),
+            *(
+                "--arms-root",
+                self.paths.output,
+                "--output-dir",
+                self.paths.results,
+                "--run-name",
+                self.config.run,
+            ),
             *("--config", f"{self.paths.results}/{MERGED_CONFIG}"),
         ]
 

@@ -59,7 +59,8 @@ class Difference:
 
 
 def differences(recorded: Mapping[str, Any], present: Mapping[str, Any]) -> list[Difference]:
-    """Settings that differ; keys that only one side knows are those of another version and are passed over."""
+    """Settings that differ; keys that only one side knows are those of another version and are passed
+    over."""
     return [
         Difference(key, recorded[key], present[key])
         for key in recorded
@@ -72,7 +73,10 @@ def difference_table(found: list[Difference]) -> str:
     rows = [("key", "recorded", "present", "variable")]
     rows += [(d.key, _text(d.recorded), _text(d.present), d.variable or "(config file)") for d in found]
     widths = [max(len(row[column]) for row in rows) for column in range(4)]
-    return "\n".join("  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows)
+    return "\n".join(
+        "  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    )
 
 
 def _text(value: Any) -> str:

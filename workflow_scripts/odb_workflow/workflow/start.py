@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..config.load import load_config
+from ..config.load import Loaded, load_config
+from ..config.schema import RULES, TARGETS
 from ..runtime.errors import UserError
 from .context import Run
+from .guard import (
+    findings,
+    guard_error,
+    guard_mode,
+    needed_arms,
+    other_model_error,
+    read_last_run,
+    recorded_layers,
+)
 
 
 def run_of(workflow: Any, config: Mapping[str, Any], checkout: Path) -> Run:
@@ -22,25 +32,66 @@ def run_of(workflow: Any, config: Mapping[str, Any], checkout: Path) -> Run:
         checkout: Folder of the Snakefile.
 
     Raises:
-        snakemake.exceptions.WorkflowError: the configuration is wrong; lists every fault.
+        snakemake.exceptions.WorkflowError: the configuration is wrong (lists every fault), or the guard
+        stops the run.
     """
     from snakemake.exceptions import WorkflowError
 
     settings = workflow.config_settings
     as_module = dict(config) != dict(settings.overwrite_config)
-    try:
-        loaded = load_config(
+
+    def load(recorded: Any = None) -> Loaded:
+        return load_config(
             checkout,
             environment=os.environ,
             configfiles=() if as_module else settings.configfiles,
             command_line=config if as_module else settings.config,
+            recorded=recorded,
         )
-        return Run(loaded, checkout, _python(workflow))
+
+    python = _python(workflow)
+    try:
+        run = Run(load(), checkout, python)
+        if not workflow.is_main_process or as_module:
+            return run
+        return _guarded(run, requested_targets(sys.argv[1:], run.arms), load)
     except UserError as error:
         raise WorkflowError(f"\n{error}") from None
 
 
+def requested_targets(arguments: Sequence[str], arms: Sequence[str]) -> list[str]:
+    """Targets named on Snakemake's command line; it tells them to the workflow only after reading the
+    Snakefile."""
+    known = {*TARGETS, *RULES, *(f"{kind}_{arm}" for kind in ("train", "eval", "all") for arm in arms)}
+    return [argument for argument in arguments if argument in known]
+
+
+def _guarded(run: Run, targets: list[str], load: Any) -> Run:
+    run.targets = targets
+    mode = guard_mode()
+    evaluated = run.evaluated[0] if run.evaluated else ("" if run.external else run.default_arm)
+    arms = needed_arms(targets, run.arms, evaluated)
+    found = findings(run.config, arms, read_last_run())
+    if mode == "recorded":
+        if not found:
+            return run
+        run = Run(load(recorded_layers(found)), run.checkout, run.python)
+        run.targets = targets
+        return run
+    if found and mode == "stop":
+        error = guard_error(found)
+        assert error is not None
+        raise error
+    if mode == "tell":
+        for item in found:
+            if not item.elsewhere:
+                print(f"note: {item.text()}", file=sys.stderr, flush=True)
+    run.stop_at_start = other_model_error(run.config, arms)
+    return run
+
+
 def _python(workflow: Any) -> str:
-    """This interpreter, also where its environment is not activated; the one on PATH inside a conda environment."""
+    """This interpreter, also where its environment is not activated; the one on PATH inside a conda
+    environment."""
     methods = getattr(workflow.deployment_settings, "deployment_method", None) or ()
     return "python" if methods else sys.executable

@@ -21,10 +21,13 @@ def _die_with_parent() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
-def supervise(command: list[str], environment: dict[str, str], *, grace_seconds: float = GRACE_SECONDS) -> int:
+def supervise(
+    command: list[str], environment: dict[str, str], *, grace_seconds: float = GRACE_SECONDS
+) -> int:
     """Run ``command`` in a process group of its own; returns its exit status.
 
-    The first SIGTERM or SIGINT is passed on to the whole group, which then has ``grace_seconds`` to write a resume
+    The first SIGTERM or SIGINT is passed on to the whole group, which then has ``grace_seconds`` to write a
+    resume
     point; after that it is killed. Ends with 128 + signal where a signal ended the program.
     """
     child = subprocess.Popen(
