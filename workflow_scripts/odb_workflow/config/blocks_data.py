@@ -31,9 +31,9 @@ class Builder(Block):
     args: TextList = Field(
         default=[], description="Further arguments of the builder's program, one per item."
     )
-    sizes: dict[str, Count] = Field(
-        default={},
-        description="Records per source (`embedded`), or `total` for all; empty: the builder's own.",
+    sizes: Positive | dict[str, Count] | None = Field(
+        default=None,
+        description="`embedded`: records in all, or per source as a mapping; null: the builder's own.",
     )
     seed: Count = Field(default=42, description="Seed of the embedded builder.")
     sources: OptionalText = Field(

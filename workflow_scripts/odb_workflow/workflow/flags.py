@@ -62,7 +62,7 @@ def builder_flags(config: Config) -> Flags:
     flags = flag("kind", builder.kind)
     if builder.kind == "embedded":
         flags += flag("seed", builder.seed)
-    if builder.sizes:
+    if builder.sizes is not None:
         flags += ["--sizes", json.dumps(builder.sizes, sort_keys=True)]
     return flags
 
