@@ -87,6 +87,12 @@ def read_config(path: Path | None) -> tuple[str, dict[str, Any]]:
     return text, content
 
 
+def exit_status(problems: list[dict[str, Any]], allow_missing: bool) -> int:
+    """0 when the comparison is complete, else 3; with ``allow_missing`` an absent result is no fault."""
+    counted = [one for one in problems if not (allow_missing and one["kind"] == "missing")]
+    return EXIT_INCOMPLETE if counted else 0
+
+
 def main() -> int:
     """Collect, analyze, draw, write."""
     arguments = parse_arguments()
@@ -128,8 +134,7 @@ def main() -> int:
             print(f"  {text}")
     for problem in strict["problems"]:
         logger.warning("%s: %s %s: %s", problem["arm"], problem["what"], problem["kind"], problem["reason"])
-    counted = [p for p in strict["problems"] if not (arguments.allow_missing and p["kind"] == "missing")]
-    return EXIT_INCOMPLETE if counted else 0
+    return exit_status(strict["problems"], arguments.allow_missing)
 
 
 if __name__ == "__main__":

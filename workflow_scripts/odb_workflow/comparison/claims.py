@@ -12,6 +12,11 @@ def interval_text(low: float | None, high: float | None, digits: int) -> str:
     return f"[{_number(low, digits)}, {_number(high, digits)}]"
 
 
+def p_text(p_value: float) -> str:
+    """A p-value with two significant digits, never as zero."""
+    return "< 0.0001" if p_value < 1e-4 else f"{p_value:.2g}"
+
+
 def _number(value: float, digits: int) -> str:
     text = f"{value:.{digits}f}"
     return text[1:] if text.startswith("-") and float(text) == 0 else text

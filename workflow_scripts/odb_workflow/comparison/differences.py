@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from .claims import difference_sentence, speed_sentence
+from .claims import difference_sentence, p_text, speed_sentence
 from .collect import ArmResult, RunResult
 from .metrics import is_finite
 from .statistics import Estimate, exact_mcnemar, holm, mean_interval, paired_bootstrap
@@ -101,6 +101,10 @@ def loss_block(pairs: list[tuple[RunResult, RunResult]], level: float) -> dict[s
     }
 
 
+def _equals(text: str) -> str:
+    return text if text.startswith("<") else f"= {text}"
+
+
 def benchmark_block(pairs: list[tuple[RunResult, RunResult]], level: float) -> dict[str, Any] | None:
     """MMMU-MC difference, candidate minus reference, as shares (not percent); None without paired rows.
 
@@ -120,6 +124,11 @@ def benchmark_block(pairs: list[tuple[RunResult, RunResult]], level: float) -> d
         estimate = paired_bootstrap(gaps[0], level=level)
         confirmed = tests[0]["p_value"] < SIGNIFICANCE
         over = f"{len(gaps[0]):,} questions"
+    sentence = difference_sentence(
+        estimate, digits=2, better="higher", unit="points", scale=100, confirmed=confirmed
+    )
+    if len(joined) == 1:
+        sentence += f", McNemar p {_equals(p_text(tests[0]['p_value']))}"
     return {
         "difference": estimate.as_dict(),
         "mcnemar": tests[0],
@@ -128,9 +137,7 @@ def benchmark_block(pairs: list[tuple[RunResult, RunResult]], level: float) -> d
         "unpaired": max(len(pairs[0][0].predictions), len(pairs[0][1].predictions)) - len(joined[0]),  # type: ignore[arg-type]
         "over": over,
         "seeds": len(joined),
-        "sentence": difference_sentence(
-            estimate, digits=2, better="higher", unit="points", scale=100, confirmed=confirmed
-        ),
+        "sentence": sentence,
     }
 
 

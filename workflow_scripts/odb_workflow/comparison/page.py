@@ -11,13 +11,20 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
-from .claims import interval_text
+from .claims import interval_text, p_text
 from .metrics import METRICS, is_finite
 from .text_tables import cell
 
 TEMPLATE = "page.html.j2"
 # Columns that the page shows only when asked.
-MORE = ("samples_per_step", "emitted_samples", "eval_samples", "data_wait_share", "startup_seconds")
+MORE = (
+    "samples_per_step",
+    "emitted_samples",
+    "eval_samples",
+    "data_wait_share",
+    "startup_seconds",
+    "peak_memory_bytes",
+)
 
 
 def resolve(document: Any, path: str) -> Any:
@@ -54,6 +61,11 @@ class Numbers:
         """A difference, with its sign."""
         value = resolve(self.comparison, path)
         return self._tag(path, f"{value * scale:+,.{digits}f}" if is_finite(value) else "missing")
+
+    def p_value(self, path: str) -> Markup:
+        """A p-value, never shown as zero."""
+        value = resolve(self.comparison, path)
+        return self._tag(path, p_text(value) if is_finite(value) else "missing")
 
     def estimate(self, path: str, digits: int, scale: float = 1.0) -> Markup:
         """A stored estimate as ``value [low, high]``; each end carries its own path."""

@@ -134,7 +134,7 @@ def quality_plane(rows: Sequence[dict[str, Any]]) -> Any | None:
         axes.plot(x, y, marker=style.marker, color=style.color, markersize=9, linestyle="", label=row["name"])
     axes.margins(0.25)
     axes.set_xlim(left=0)
-    axes.set_title("Throughput (samples/s) and validation loss (nat per token)")
+    axes.set_title("Speed (samples/s) and validation loss (nat)")
     axes.set_xlabel("emitted samples/s; right is faster")
     axes.set_ylabel("validation loss per token; lower is better")
     axes.legend()
