@@ -52,6 +52,22 @@ class Encoded:
         return int((self.labels[1:] != IGNORE_INDEX).sum())
 
 
+def _tokens_of(span: tuple[int, int], offsets: np.ndarray, text: str) -> slice:
+    """The tokens of a character range; ``offsets`` int64 ``[L, 2]``, ascending.
+
+    A token that reaches beyond the range counts when it has white space alone out there: templates that write
+    ``ASSISTANT: `` share their last space with the first word of the answer.
+    """
+    start, end = span
+    first = int(np.searchsorted(offsets[:, 1], start, "right"))  # the first token that ends inside
+    last = int(np.searchsorted(offsets[:, 0], end, "left"))  # one past the last that begins inside
+    if first < last and offsets[first, 0] < start and not text[offsets[first, 0] : start].isspace():
+        first += 1
+    if first < last and offsets[last - 1, 1] > end and not text[end : offsets[last - 1, 1]].isspace():
+        last -= 1
+    return slice(first, last)
+
+
 class SampleProcessor:
     """Turns records into samples with a model's processor.
 
@@ -154,9 +170,8 @@ class SampleProcessor:
                 f"{int(is_image.sum())} image tokens in the text, {len(image_tokens)} images",
             )
         labels = np.full(len(ids), IGNORE_INDEX, dtype=np.int64)
-        starts, ends = offsets[:, 0], offsets[:, 1]
-        for start, end in rendered.spans:
-            inside = slice(np.searchsorted(starts, start, "left"), np.searchsorted(ends, end, "right"))
+        for span in rendered.spans:
+            inside = _tokens_of(span, offsets, rendered.text)
             labels[inside] = ids[inside]
         labels[self._is_vision[ids]] = IGNORE_INDEX
         if image_tokens:

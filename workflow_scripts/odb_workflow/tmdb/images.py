@@ -13,7 +13,8 @@ What a reader of the file would see in a viewer is what the model gets, as 8-bit
 * Of an animated or multi-page file the first frame is used, with a note.
 * A large JPEG may be decoded at 1/2, 1/4 or 1/8 (``draft``) when the caller needs no more than that.
 
-A file is always decoded to its end: opening alone does not notice a truncated one.
+A file is always decoded to its end: opening alone does not notice a truncated one. Damage inside a JPEG that its
+decoder conceals without a word (flipped bits, a cut hidden by an end marker) cannot be seen.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from __future__ import annotations
 import hashlib
 import io
 import os
+import re
 import stat
 import warnings
 from collections.abc import Callable
@@ -37,6 +39,7 @@ MAX_FILE_BYTES = 1 << 29
 _WANTED = ("JPEG", "MPO", "PNG", "WEBP", "GIF", "BMP", "DIB", "TIFF", "PPM", "JPEG2000", "AVIF", "ICO", "TGA")
 Image.init()
 FORMATS = tuple(name for name in _WANTED if name in Image.ID)
+_ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")  # http:, file:, data:, C:
 _ORIENTATION = 0x0112
 _SWAPPING = (5, 6, 7, 8)
 _WHITE = (255, 255, 255)
@@ -78,8 +81,7 @@ def resolve_image_path(root: str, relative: str) -> str:
         leaves the
             folder; nothing is opened.
     """
-    head = relative.split("/", 1)[0]
-    if relative.startswith(("/", "\\", "~")) or ":" in head or relative.startswith("data:"):
+    if relative.startswith(("/", "\\", "~/")) or _ADDRESS.match(relative):
         raise BadImage("path_outside", f"{relative[:200]!r} is not a relative path")
     if ".." in relative.replace("\\", "/").split("/"):
         raise BadImage("path_outside", f"{relative[:200]!r} holds ..")
@@ -272,5 +274,5 @@ def _scale(image: Image.Image) -> Image.Image:
         bits = next(bits for bits in (8, 10, 12, 14, 16) if high < 2**bits)
         low, high = 0.0, float(2**bits - 1)
     span = high - low or 1.0
-    eight = np.rint((values - low) * (255.0 / span)).clip(0, 255).astype(np.uint8)
+    eight = np.rint((values - low) / span * 255.0).clip(0, 255).astype(np.uint8)
     return Image.fromarray(eight).convert("RGB")

@@ -207,6 +207,9 @@ def _check_images(value: Any, checked: Checked) -> tuple[str, ...] | None:
     if not isinstance(value, list) or not all(isinstance(item, str) and item for item in value):
         checked.faults.append(Fault("bad_images", f"images is {_short(value)}"))
         return None
+    if any(_SURROGATE.search(item) for item in value):
+        checked.faults.append(Fault("bad_images", f"a path holds half a surrogate pair: {_short(value)}"))
+        return None
     return tuple(value)
 
 
