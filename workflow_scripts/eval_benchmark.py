@@ -51,9 +51,9 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     """Evaluate; see the module's docstring."""
-    arguments = parse_arguments()
+    arguments = parse_arguments(argv)
     from odb_workflow.evaluation.mmmu import FOLDER
     from odb_workflow.evaluation.mmmu_run import evaluate
     from odb_workflow.evaluation.session import open_session

@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Sequence
-from pathlib import Path
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
@@ -48,9 +47,9 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     """Evaluate; see the module's docstring."""
-    arguments = parse_arguments()
+    arguments = parse_arguments(argv)
     from odb_workflow.evaluation import valloss_data
     from odb_workflow.evaluation.partial import PartialResults
     from odb_workflow.evaluation.plan import plan_batches
@@ -64,11 +63,12 @@ def main() -> None:
         publish_results,
     )
     from odb_workflow.evaluation.valloss import FOLDER, loss_scorer, per_sample_rows, summarize_losses
+    from odb_workflow.runtime.provenance import without_home
     from odb_workflow.tmdb.records import BadRecord
 
     with open_session(arguments, FOLDER) as session:
         processor = load_session_processor(session, arguments)
-        data = session.ranks.together(lambda: valloss_data.load(arguments, session, processor))
+        data = valloss_data.load(arguments, session, processor)
         loader = make_loader_settings(session, arguments)
         forward = load_session_forward(session, arguments, int(sum(data.lengths)))
         settings = {**session.settings(), **data.settings}
@@ -97,7 +97,7 @@ def main() -> None:
             results = {
                 **summarize_losses(lines),
                 **session.identity(),
-                "data": str(Path(arguments.data)),
+                "data": without_home(arguments.data),
                 **data.settings,
                 "code_version": CODE_VERSION,
             }

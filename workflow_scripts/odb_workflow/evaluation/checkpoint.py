@@ -124,6 +124,12 @@ def _from_record(path: Path, given: str) -> Checkpoint:
                 where=str(path),
                 fix="the files were changed after training; train this arm again",
             )
+        if file.get("sha256") and sha256_file(target) != file["sha256"]:
+            raise UserError(
+                f"{file['path']} does not have the checksum of the record",
+                where=str(path),
+                fix="the files were changed after training; train this arm again",
+            )
     return dataclasses.replace(
         found,
         given=given,

@@ -102,7 +102,7 @@ def report_bad_rows(errors: Sequence[RowError], bad_rows: str) -> None:
         more = [f"and {len(errors) - _SHOWN_ERRORS} more"] if len(errors) > _SHOWN_ERRORS else []
         raise combine_errors(
             [*shown, *more],
-            f"{len(errors)} row(s) cannot be scored; mend them, or exclude and count them: --bad-rows exclude",
+            f"{len(errors)} row(s) cannot be scored; mend them, or count them out with --bad-rows exclude",
         )
 
 

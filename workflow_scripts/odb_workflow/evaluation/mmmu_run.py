@@ -7,6 +7,9 @@ import logging
 import os
 from typing import Any
 
+from odb_workflow.processing.identity import processor_identity
+from odb_workflow.runtime.provenance import without_home
+
 from .letters import check_prompt_ends, letter_token_ids
 from .mmmu import Prompt, PromptItems, build_prompts, letter_scorer, measure_prompts, report_bad_rows
 from .mmmu_data import Benchmark, load_benchmark
@@ -69,7 +72,7 @@ def evaluate(session: Session, arguments: argparse.Namespace, *, code_version: i
         "split": arguments.split,
         "subjects": benchmark.subjects,
         "max_samples": arguments.max_samples,
-        "image_max_pixels": arguments.image_max_pixels,
+        "processor_sha256": processor_identity(processor)["sha256"],
         "prompt_end": end,
         "letter_token_ids": token_ids,
     }
@@ -195,7 +198,7 @@ def _write(
         "protocol": protocol,
         "note": "choice likelihood of one letter; not comparable with leaderboards of generated answers",
         "split": arguments.split,
-        "dataset": arguments.dataset,
+        "dataset": without_home(arguments.dataset),
         "subjects": benchmark.subjects,
         "mmmu_subjects_absent": benchmark.absent,
         **summarize(predictions, left_out, benchmark.subjects),

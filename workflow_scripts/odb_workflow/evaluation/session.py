@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 
 from odb_workflow.loaders.collate import Collator
 from odb_workflow.model.forward import build_forward
@@ -23,7 +24,7 @@ from odb_workflow.model.performance import PerformanceSettings
 from odb_workflow.runtime.errors import UserError
 from odb_workflow.runtime.lock import folder_lock
 from odb_workflow.runtime.log import setup_logging
-from odb_workflow.runtime.provenance import now, provenance
+from odb_workflow.runtime.provenance import now, provenance, without_home
 
 from .arguments import choose_precision, choose_token_budget
 from .checkpoint import Checkpoint, processor_fallback, resolve_checkpoint
@@ -55,7 +56,6 @@ class Session:
         """What of the session decides the results; part of the fingerprint of partial results."""
         return {
             "checkpoint_sha256": self.checkpoint.sha256,
-            "processor_source": self.processor_source,
             "precision": self.precision,
             "device_type": self.ranks.device.type,
             "performance": self.performance.mode,
@@ -64,7 +64,7 @@ class Session:
     def identity(self) -> dict[str, Any]:
         """What results say about the checkpoint."""
         return {
-            "checkpoint": self.checkpoint.given,
+            "checkpoint": without_home(self.checkpoint.given),
             "checkpoint_sha256": self.checkpoint.sha256,
             "arm": self.checkpoint.arm,
             "processor_source": self.processor_source,
@@ -83,6 +83,8 @@ def open_session(arguments: argparse.Namespace, default_folder: str) -> Iterator
     setup_logging(rank=int(os.environ.get("RANK", "0")))
     started, start = now(), time.perf_counter()
     ranks = start_ranks(arguments.device)
+    if not ranks.main:
+        transformers.utils.logging.disable_progress_bar()
     try:
         performance = ranks.together(lambda: PerformanceSettings.parse(arguments.performance))
 

@@ -12,7 +12,6 @@ import torch
 from odb_workflow.runtime.errors import UserError
 
 FOLDER = "eval_out_accelerate_valloss"
-CODE_VERSION = 1
 
 
 class ValidationItems:

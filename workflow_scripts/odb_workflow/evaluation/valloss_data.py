@@ -12,9 +12,12 @@ from typing import Any
 import numpy as np
 
 from odb_workflow.processing.dataset import SampleDataset
+from odb_workflow.processing.identity import processor_identity
 from odb_workflow.processing.sample import SampleProcessor
-from odb_workflow.tmdb.accepted import AcceptedSet
+from odb_workflow.runtime.errors import UserError
+from odb_workflow.tmdb.accepted import VALIDATION_NAME, AcceptedSet
 from odb_workflow.tmdb.store import RecordStore
+from odb_workflow.tmdb.validate import validate_tmdb
 
 from .session import Session
 from .valloss import ValidationItems
@@ -41,15 +44,45 @@ class ValidationData:
 
 
 def load(arguments: argparse.Namespace, session: Session, processor: Any) -> ValidationData:
-    """Open the TMDB and choose the validation rows.
+    """Open the TMDB and choose the validation rows; the TMDB is validated first where that has not been done.
 
     Raises:
         UserError: the TMDB or its validation cannot be read, they do not belong together, or the split is
-            empty.
+            empty. On rank 0; the other ranks end quietly.
     """
+    folder = arguments.validation or session.ranks.main_only(
+        lambda: str(_validated(arguments, session, processor))
+    )
+    return session.ranks.together(lambda: _open(arguments, folder, processor))
+
+
+def _validated(arguments: argparse.Namespace, session: Session, processor: Any) -> Path:
+    """Validate the TMDB into the results folder, unless an earlier run of this command did."""
+    folder = session.folder / "tmdb_validation"
+    if (folder / VALIDATION_NAME).is_file():
+        accepted, store = AcceptedSet.load(folder), RecordStore(arguments.data)
+        same = (accepted.info["records_sha256"], accepted.info["max_length"], accepted.info["processor"])
+        if same == (store.sha256, arguments.max_length, processor_identity(processor)):
+            return folder
+    logger.info("no --validation given: the dataset is validated into %s", folder)
+    validate_tmdb(arguments.data, processor, max_length=arguments.max_length, output_dir=folder)
+    return folder
+
+
+def _open(arguments: argparse.Namespace, folder: str, processor: Any) -> ValidationData:
     store = RecordStore(arguments.data)
-    accepted = AcceptedSet.load(arguments.validation)
+    accepted = AcceptedSet.load(folder)
     accepted.check_store(store)
+    if accepted.info["max_length"] != arguments.max_length:
+        raise UserError(
+            f"--max-length is {arguments.max_length}, the dataset was validated with "
+            f"{accepted.info['max_length']}",
+            where=folder,
+            fix="give the same --max-length, or validate the dataset again",
+        )
+    identity = processor_identity(processor)
+    if accepted.info["processor"] != identity:
+        logger.warning("the dataset was validated with another processor than this checkpoint's: %s", folder)
     split = accepted.split(
         mode=arguments.split_mode,
         val_size=arguments.val_size,
@@ -70,19 +103,13 @@ def load(arguments: argparse.Namespace, session: Session, processor: Any) -> Val
         lengths=[int(length) for length in accepted.lengths[places]],
         settings={
             "data_checksum": accepted.data_checksum,
+            "processor_sha256": identity["sha256"],
             "split_mode": arguments.split_mode,
-            "val_size": arguments.val_size if arguments.split_mode != "tail" else None,
-            "val_start": arguments.val_start if arguments.split_mode == "tail" else None,
-            "split_seed": arguments.split_seed
-            if arguments.split_mode in ("lf_val_size", "grouped")
-            else None,
+            "val_size": arguments.val_size,
+            "val_start": arguments.val_start,
+            "split_seed": arguments.split_seed,
             "max_samples": arguments.max_samples,
             "max_length": arguments.max_length,
             "image_max_pixels": arguments.image_max_pixels,
         },
     )
-
-
-def default_validation(output: Path) -> Path:
-    """Where a TMDB is validated when no ``--validation`` is given."""
-    return output / "tmdb_validation"
