@@ -21,3 +21,13 @@ def tmdb(wildcards):
 wildcard_constraints:
     arm="|".join([*RUN.arms, "untrained"]),
     seed="(seed-[0-9]+/)?",
+
+
+def tmdb_of_checkpoint(wildcards):
+    """The TMDB that a checkpoint comes from; a base model from elsewhere comes from none.
+
+    Whatever stands behind the build in the graph names the build itself as an input: Snakemake looks again only at
+    those after a rebuild, and would run the others whether the TMDB differs or not.
+    """
+    trained = wildcards.arm != "untrained" or RUN.config.model.path == "embedded"
+    return tmdb(wildcards) if trained else []

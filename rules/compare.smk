@@ -8,6 +8,7 @@ COMPARISON_FILES = ["comparison.json", "comparison.csv", "comparison.md"]
 
 rule compare:
     input:
+        tmdb=tmdb,
         summaries=RUN.summaries(),
         evaluations=RUN.all_evaluations(),
         data=rules.data_report.output.json,

@@ -42,6 +42,7 @@ rule valloss:
 rule mmmu:
     input:
         checkpoint=f"{OUT}/{{arm}}/{{seed}}checkpoint.json",
+        tmdb=tmdb_of_checkpoint,
         benchmark=RUN.benchmark_inputs(),
         model=rules.prepare_model.output.model,
     output:

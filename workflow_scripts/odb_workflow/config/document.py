@@ -32,26 +32,26 @@ This file is made from the models in `workflow_scripts/odb_workflow/config/`; a 
 Settings come from four places, the later one wins:
 
 1. `config.yaml`, the embedded default;
-2. a preset, given as `--configfile config/NAME.yaml`, or `config/qwen3vl-2b.yaml` by itself when `ODB_MM_MIX_MODEL` is
-   set;
+2. a preset, given as `--configfile config/NAME.yaml`, or `config/qwen3vl-2b.yaml` by itself when
+   `ODB_MM_MIX_MODEL` is set;
 3. environment variables;
 4. `--config 'training={lr: 2e-5}'` (nested keys as YAML in braces).
 
-`./run.sh COMMAND` and plain `snakemake TARGET` read the same four. An unknown key, a wrong value, a key that stands twice
-and an unknown `ODB_MM_MIX_` or `ODB_ACCEL_EVAL_` variable are errors; all of them are listed at once. An empty variable
-counts as unset.
+`./run.sh COMMAND` and plain `snakemake TARGET` read the same four. An unknown key, a wrong value, a key that
+stands twice and an unknown `ODB_MM_MIX_` or `ODB_ACCEL_EVAL_` variable are errors; all are listed at once. An empty
+variable counts as unset.
 
 | preset | what it is |
 |---|---|
 | `config.yaml` | a tiny Qwen3-VL on embedded data, CPU, minutes |
 | `config/qwen3vl-2b.yaml` | Qwen3-VL-2B-Instruct on the public MM-Mix data, the published settings |
-| `config/batching-study.yaml` | five arms on the embedded data: fixed, grouped by length, packed, offline oracle, ODB |
+| `config/batching-study.yaml` | five arms on the embedded data: fixed, grouped, packed, offline oracle, ODB |
 
-An arm is three lines: `odb_24k: {loader: odb, token_budget: 24576}`. A preset takes an arm of `config.yaml` away with
-`name: null`. The names of the targets follow: `train_odb_24k`, `eval_odb_24k`, `all_odb_24k`.
+An arm is three lines: `odb_24k: {loader: odb, token_budget: 24576}`. A preset takes an arm of `config.yaml` away
+with `name: null`. The names of the targets follow: `train_odb_24k`, `eval_odb_24k`, `all_odb_24k`.
 
-What reruns after a change: each key says it in the column "reruns". *nothing*: the key says how a result is computed, not
-what it is.
+What reruns after a change: each key says it in the column "reruns". *nothing*: the key says how a result is
+computed, not what it is.
 """
 
 RERUNS = (

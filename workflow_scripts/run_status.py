@@ -1,0 +1,44 @@
+#!/usr/bin/env python3
+"""What is finished (`status`) and where results come from (`provenance`); reads files only.
+
+run_status.py status
+run_status.py provenance
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+
+from odb_workflow.config.load import load_config
+from odb_workflow.runtime.errors import run_main
+from odb_workflow.runtime.files import dump_json
+from odb_workflow.workflow.guard import findings, read_last_run
+from odb_workflow.workflow.paths import Paths
+from odb_workflow.workflow.status import records, status_text
+
+SCRIPTS = Path(__file__).resolve().parent
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("what", choices=["status", "provenance"])
+    parser.add_argument("--configfile", nargs="+", default=[], help="presets, as for Snakemake")
+    options = parser.parse_args()
+    config = load_config(SCRIPTS.parent, environment=os.environ, configfiles=options.configfile).config
+    paths = Paths(config)
+    if options.what == "provenance":
+        print(dump_json(records(Path(paths.output), Path(paths.results)), indent=2))
+        return
+    runs = {paths.output: None, **({last: None} if (last := read_last_run()) else {})}
+    runs |= {str(path): None for path in sorted(Path("outputs").glob("*")) if path.is_dir()}
+    print("\n\n".join(status_text(Path(output), SCRIPTS) for output in runs))
+    for item in findings(config, list(config.arms), None):
+        print(f"\nnote: {item.text()}")
+
+
+if __name__ == "__main__":
+    run_main(main)
