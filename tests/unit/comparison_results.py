@@ -66,7 +66,7 @@ def write_training(
                 "loss": 4.2 * np.exp(-2.0 * progress) + 1.0 + rng.normal(0, 0.15),
                 "lr": 1e-3,
                 "grad_norm": 1.0,
-                "step_ms": seconds * 950,
+                "step_ms": seconds * 1000,
                 "data_wait_ms": seconds * 50,
                 "peak_memory_bytes": 2**30,
                 "elapsed_seconds": elapsed,
@@ -76,7 +76,7 @@ def write_training(
     if batch is None:  # after the shuffle the running totals are rebuilt
         total, clock = 0, 1.5
         for number, step in enumerate(steps, start=1):
-            total, clock = total + step["samples"], clock + step["step_ms"] / 950
+            total, clock = total + step["samples"], clock + step["step_ms"] / 1000
             progress = total / len(order)
             loss = 4.2 * np.exp(-2.0 * progress) + 1.0 + rng.normal(0, 0.1)
             step.update(step=number, samples_total=total, elapsed_seconds=clock, loss=loss, epoch=progress)
@@ -113,6 +113,8 @@ def write_training(
         "data_wait_seconds": sum(step["data_wait_ms"] for step in steps) / 1000,
         "startup_seconds": 1.5,
         "peak_memory_bytes": 3 * 2**30 // 2,
+        "peak_memory_bytes_gpu": None,
+        "ending": "finished",
         "epochs": 1.0,
         "schedule_basis": "samples",
         "lr": 1e-3,

@@ -126,7 +126,7 @@ def false_alarms(draw, decide, runs: int = 400) -> float:
 
 
 def test_false_alarm_rate_of_validation_loss() -> None:
-    """Skewed null differences, 95 %: about 5 % false alarms (binomial standard error over 400 runs: 1.1 %)."""
+    """Skewed null differences, 95 %: about 5 % false alarms (standard error over 400 runs: 1.1 %)."""
     rate = false_alarms(
         lambda rng: rng.exponential(1.0, 150) - rng.exponential(1.0, 150),
         lambda data: paired_bootstrap(data, n_resamples=599).excludes(0),

@@ -15,17 +15,24 @@ BATCHING_KEYS = (
     "token_budget",
     "buffer_size",
     "fixed_batch_size",
-    "group_order_flip",
-    "no_warmup",
-    "warmup_buffer",
-    "max_patches",
     "join",
+    "no_warmup_buffer",
+    "group_order_flip",
+    "max_patches",
     "num_workers",
     "prefetch_factor",
-    "mega_batch_size",
 )
 # Consequences of batching: shown, expected to differ, no warning.
-OUTCOME_KEYS = ("emitted_samples", "real_tokens", "padded_tokens", "label_tokens", "optimizer_steps")
+OUTCOME_KEYS = (
+    "emitted_samples",
+    "real_tokens",
+    "padded_tokens",
+    "label_tokens",
+    "optimizer_steps",
+    "skipped_steps",
+    "over_budget_samples",
+    "resumed_at_step",
+)
 # Must be equal for the comparison to be about batching alone.
 EQUAL_KEYS = (
     "schedule_basis",
@@ -33,42 +40,25 @@ EQUAL_KEYS = (
     "device",
     "precision",
     "world_size",
+    "deepspeed_stage",
     "gradient_accumulation_steps",
-    "gradient_checkpointing",
-    "learning_rate",
     "lr",
     "lr_scheduler",
     "warmup_ratio",
     "weight_decay",
     "max_grad_norm",
     "epochs",
-    "max_steps",
-    "max_length",
-    "image_max_pixels",
-    "train_size",
+    "ending",
     "seed",
-    "split_seed",
     "model",
-    "base_model",
-    "deepspeed",
-    "attn_implementation",
     "code_version",
-    "git_commit",
 )
-NESTED_KEYS = ("performance_switches", "versions", "split", "trainable")
+# Shown; where it differs, a note: a commit may have changed nothing that matters, `code_version` says that.
+NOTED_KEYS = ("git_commit",)
+NESTED_KEYS = ("performance_switches", "versions", "split", "trained")
 # Counts that must agree: a different number of samples or label tokens is a different amount of training.
 SAME_WORK = ("emitted_samples", "real_tokens", "label_tokens")
 WORK_TOLERANCE = 0.002
-
-
-def lookup(summary: dict[str, Any], key: str) -> Any:
-    """A setting of a training summary, from its top level or from the recorded arguments."""
-    if key in summary:
-        return summary[key]
-    for block in ("arguments", "settings", "config"):
-        if isinstance(summary.get(block), dict) and key in summary[block]:
-            return summary[block][key]
-    return None
 
 
 def flatten(prefix: str, value: Any) -> dict[str, Any]:
@@ -86,13 +76,12 @@ def arm_facts(arm: ArmResult) -> dict[str, Any] | None:
     if summary is None:
         return None
     facts: dict[str, Any] = {}
-    for key in (*BATCHING_KEYS, *OUTCOME_KEYS, *EQUAL_KEYS):
-        value = lookup(summary, key)
-        if value is not None:
-            facts[key] = value
+    for key in (*BATCHING_KEYS, *OUTCOME_KEYS, *EQUAL_KEYS, *NOTED_KEYS):
+        if summary.get(key) is not None:
+            facts[key] = summary[key]
     for key in NESTED_KEYS:
-        if isinstance(lookup(summary, key), dict):
-            facts.update(flatten(key, lookup(summary, key)))
+        if isinstance(summary.get(key), dict):
+            facts.update(flatten(key, summary[key]))
     audit = summary.get("samples_audit") or {}
     for key in ("expected", "distinct", "padding_duplicates", "missing", "lost", "doubled", "complete"):
         if key in audit:
@@ -144,7 +133,11 @@ def fairness(arms: list[ArmResult], reference: str) -> dict[str, Any]:
             if batching or key.startswith("samples_audit."):
                 continue
             one, other = found.get(key), base.get(key)
-            if _differs(key, one, other):
+            if not _differs(key, one, other):
+                continue
+            if key in NOTED_KEYS:
+                notes.append(f"{name} and {reference} were trained at different commits of this workflow")
+            else:
                 warnings.append(
                     f"{name} and {reference} differ in {key}, which is not batching: "
                     f"{_text(one)} and {_text(other)}"

@@ -34,11 +34,9 @@ def run_metrics(run: RunResult) -> dict[str, float | None]:
     """All metrics of one run; None where missing, NaN where the stored value is null or not finite."""
     summary, validation, benchmark = run.summary, run.validation, run.benchmark
     runtime, wait = _pick(summary, "runtime_seconds"), _pick(summary, "data_wait_seconds")
-    accuracy = _pick(benchmark, "accuracy", "mmmu_mc_accuracy", "acc")
-    if accuracy is not None and accuracy > 1:  # published records give percent
-        accuracy /= 100
-    scored = _pick(benchmark, "num_scored", "n_scored", "scored", "n", "total", "num_samples")
-    error = _pick(benchmark, "standard_error", "stderr", "accuracy_stderr")
+    accuracy = _pick(benchmark, "accuracy")
+    scored = _pick(benchmark, "num_scored", "evaluated_samples")
+    error = _pick(benchmark, "standard_error")
     if run.predictions is not None:
         scored = float(len(run.predictions)) if scored is None else scored
         accuracy = float(run.predictions["correct"].mean()) if accuracy is None else accuracy
@@ -61,7 +59,8 @@ def run_metrics(run: RunResult) -> dict[str, float | None]:
         "mmmu_n": scored,
         "data_wait_share": wait / runtime if is_finite(wait) and is_finite(runtime) and runtime else None,
         "startup_seconds": _pick(summary, "startup_seconds"),
-        "peak_memory_bytes": _pick(summary, "peak_memory_bytes_gpu", "peak_memory_bytes"),
+        "peak_memory_bytes": _number((summary or {}).get("peak_memory_bytes_gpu"))
+        or _number((summary or {}).get("peak_memory_bytes")),
     }
 
 

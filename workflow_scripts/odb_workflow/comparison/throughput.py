@@ -94,7 +94,7 @@ def time_shares(summary: dict[str, Any], steps: pd.DataFrame | None) -> dict[str
         return None
     compute = None
     if steps is not None and "step_ms" in steps:
-        compute = float(steps["step_ms"].sum()) / 1000
+        compute = max(0.0, float(steps["step_ms"].sum()) / 1000 - wait)
     if compute is None:
         compute = max(0.0, runtime - wait)
     compute = min(compute, max(0.0, runtime - wait))
