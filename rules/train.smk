@@ -25,8 +25,7 @@ rule train:
         "../envs/workflow.yaml"
     threads: RUN.stage("train").threads
     resources:
-        **RUN.machine_resources(),
-        gpu=RUN.gpus("train"),
+        **RUN.device_resources(),
         mem_mb=RUN.stage("train").mem_mb,
         runtime=RUN.stage("train").runtime,
     params:

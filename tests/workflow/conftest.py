@@ -46,7 +46,16 @@ def snakemake(
 ) -> subprocess.CompletedProcess[str]:
     """Run Snakemake on a checkout; stdout and stderr together."""
     return subprocess.run(
-        [sys.executable, "-m", "snakemake", "--snakefile", str(checkout / "Snakefile"), "--cores", "2", *arguments],
+        [
+            sys.executable,
+            "-m",
+            "snakemake",
+            "--snakefile",
+            str(checkout / "Snakefile"),
+            "--cores",
+            "2",
+            *arguments,
+        ],
         cwd=cwd or checkout,
         env=clean_environment(env),
         stdout=subprocess.PIPE,

@@ -96,7 +96,9 @@ def stub_checkout(repository: Path, target: Path) -> Path:
         shutil.copytree(repository / name, target / name, ignore=shutil.ignore_patterns("__pycache__"))
     scripts = target / "workflow_scripts"
     ignored = shutil.ignore_patterns("__pycache__")
-    shutil.copytree(repository / "workflow_scripts" / "odb_workflow", scripts / "odb_workflow", ignore=ignored)
+    shutil.copytree(
+        repository / "workflow_scripts" / "odb_workflow", scripts / "odb_workflow", ignore=ignored
+    )
     for name in ("identify_tmdb", "record_run", "run_status"):
         shutil.copy(repository / "workflow_scripts" / f"{name}.py", scripts / f"{name}.py")
     for name in BODIES:

@@ -165,9 +165,7 @@ def test_rebuilt_other_data_trains_again(finished_copy: Path, tmp_path: Path) ->
 
 
 def test_switching_saving_on_trains_again(finished_copy: Path) -> None:
-    done = snakemake(
-        finished_copy, "train_odb", "--config", "training={save_final_model: false, lr: 3e-3}"
-    )
+    done = snakemake(finished_copy, "train_odb", "--config", "training={save_final_model: false, lr: 3e-3}")
     assert done.returncode == 0, done.stdout
     kept = dry_run(finished_copy, "train_odb", "--config", "training={save_final_model: true, lr: 3e-3}")
     # The folder held a saved model, so the second training saved one too.

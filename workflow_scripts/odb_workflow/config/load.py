@@ -179,7 +179,7 @@ def load_config(
     for key, value in variables.items():
         name = VARIABLE_OF_KEY.get(key, "environment")
         parts = key.split(".")
-        if parts[0] == "arms" and parts[1] not in layers.values.get("arms", {}):
+        if parts[0] == "arms" and not (layers.values.get("arms") or {}).get(parts[1]):
             raise UserError(
                 f"{name} sets `{key}`, but the configuration has no arm `{parts[1]}`", where="arms"
             )

@@ -113,12 +113,14 @@ class Run(Places, Lifecycle):
         """Threads, memory, time and GPUs of a stage."""
         return getattr(self.config.resources, stage)
 
-    def machine_resources(self) -> dict[str, Any]:
-        """Further resources of a training on several machines: one SLURM job, started by the rule itself."""
-        machines = self.config.training.num_machines
-        return (
-            {"mpi": "srun", "nodes": machines, "tasks": machines, "tasks_per_gpu": 0} if machines > 1 else {}
-        )
+    def device_resources(self) -> dict[str, Any]:
+        """GPUs of a training, and on several machines one SLURM job whose nodes the rule itself starts."""
+        machines, gpus = self.config.training.num_machines, self.gpus("train")
+        if machines == 1:
+            return {"gpu": gpus}
+        # `gpu` would be counted over all nodes and could be spread unevenly; `gres` counts per node.
+        per_node = {"gres": f"gpu:{gpus}"} if gpus else {}
+        return {"gpu": 0, "mpi": "srun", "nodes": machines, "tasks": machines, "tasks_per_gpu": 0, **per_node}
 
     def launched(self, stage: str, threads: int) -> list[str]:
         """The command that starts the program of a stage (train, valloss, mmmu) on its devices."""
