@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+import warnings
 
 PROCESS_START = time.time()
 
@@ -26,6 +27,8 @@ def main() -> int:
 
     args = parse_arguments(sys.argv[1:])
     end_with_launcher()
+    # torch 2.14 renames calls that odb 0.1.2 and older versions of torch know by their old names only
+    warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # the loaders fork
     os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
     with readable_faults():

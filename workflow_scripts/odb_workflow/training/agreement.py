@@ -89,9 +89,9 @@ class Ranks:
         """[k] of every rank as [world_size, k], on the CPU."""
         if self._group is None:
             return vector[None]
-        out = torch.empty((self.world_size, *vector.shape), dtype=vector.dtype)
-        distributed.all_gather_into_tensor(out.view(-1), vector.contiguous().view(-1), group=self._group)
-        return out
+        out = [torch.empty_like(vector) for _ in range(self.world_size)]
+        distributed.all_gather(out, vector.contiguous(), group=self._group)
+        return torch.stack(out)
 
     def gather_objects(self, value: Any) -> list[Any]:
         """Any picklable value of every rank, in the order of ranks."""

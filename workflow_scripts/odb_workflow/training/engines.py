@@ -7,6 +7,7 @@ numbers on the device, so that the loop decides when to wait for it.
 from __future__ import annotations
 
 import contextlib
+import inspect
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,6 +65,12 @@ def parameter_groups(parameters: Iterable[torch.nn.Parameter], weight_decay: flo
     return [group for group in groups if group["params"]]
 
 
+def _without_buffer_broadcast() -> dict[str, bool]:
+    """Buffers are constants here; the switch was renamed in torch 2.14."""
+    names = inspect.signature(DistributedDataParallel.__init__).parameters
+    return {"forward_sync_buffers" if "forward_sync_buffers" in names else "broadcast_buffers": False}
+
+
 class PlainEngine:
     """One process, or DDP over several.
 
@@ -92,7 +99,7 @@ class PlainEngine:
         )
         # No device_ids: DDP would copy host-side metadata of a batch to the GPU.
         self._module = (
-            DistributedDataParallel(forward, broadcast_buffers=False, gradient_as_bucket_view=True)
+            DistributedDataParallel(forward, gradient_as_bucket_view=True, **_without_buffer_broadcast())
             if world_size > 1
             else forward
         )

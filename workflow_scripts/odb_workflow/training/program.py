@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import logging
 import os
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 from accelerate.utils import set_seed
+from transformers.utils.logging import disable_progress_bar
 
 from ..loaders.collate import Collator
 from ..loaders.factory import check_loader_settings
@@ -55,6 +57,8 @@ def train(args: argparse.Namespace, code_version: int, process_start: float) -> 
     started = now()
     rank, world_size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     setup_logging(rank=rank)
+    if not sys.stderr.isatty():
+        disable_progress_bar()
     check_versions()
     cpu = use_cpu(args)
     performance = PerformanceSettings.parse(args.performance)

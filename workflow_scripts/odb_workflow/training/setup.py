@@ -99,6 +99,8 @@ def make_accelerator(args: argparse.Namespace, deepspeed: dict[str, Any] | None,
     trackers: dict[str, Any] = {}
     if args.log_with:
         trackers = {"log_with": args.log_with, "project_dir": str(args.output_dir / "trackers")}
+    if cpu:
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")
     with _rendezvous_errors():
         if deepspeed is None:
             return Accelerator(cpu=cpu, mixed_precision="no", **trackers)
@@ -111,8 +113,8 @@ def make_accelerator(args: argparse.Namespace, deepspeed: dict[str, Any] | None,
             os.environ.setdefault(key, value)
         if "MASTER_PORT" not in os.environ:
             os.environ["MASTER_PORT"] = str(free_port())
-        if cpu:
-            os.environ.setdefault("DS_ACCELERATOR", "cpu")
+        if cpu:  # accelerate would drop the DeepSpeed plugin without a word where this variable is set
+            os.environ.pop("ACCELERATE_USE_CPU", None)
         try:
             plugin = DeepSpeedPlugin(hf_ds_config=deepspeed)
         except ImportError as error:
