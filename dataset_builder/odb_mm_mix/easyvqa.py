@@ -122,11 +122,20 @@ def draw_question(draw: Draw) -> Question:
 
 
 def options_for(question: Question, draw: Draw) -> list[str]:
-    """Options in random order: the right answer and up to three others of its kind."""
-    others = [choice for choice in question.choices if choice != question.answer]
-    options = [question.answer, *draw.sample(others, 3)]
-    draw.shuffle(options)
-    return options
+    """Options in alphabetical order: all shapes, no and yes, or one color of each quarter of the palette.
+
+    So the letter follows from the answer alone. A model of 2 layers learns that within some hundred steps;
+    finding the letter of an option that stands anywhere takes it thousands.
+    """
+    if question.answer not in COLORS:
+        return list(question.choices)
+    quarters = [COLORS[start : start + 2] for start in range(0, len(COLORS), 2)]
+    return [question.answer if question.answer in quarter else draw.pick(quarter) for quarter in quarters]
+
+
+def with_image(draw: Draw, text: str) -> str:
+    """The placeholder before the text, with and without a line break: both occur in published data."""
+    return f"<image>\n{text}" if draw.chance(0.5) else f"<image>{text}"
 
 
 def choice_prompt(text: str, options: list[str]) -> str:
@@ -139,7 +148,7 @@ def vqa_like(draw: Draw) -> Item:
     """One picture, one question, a short answer."""
     question = draw_question(draw)
     return Item(
-        [f"<image>\n{question.text}", question.answer],
+        [with_image(draw, question.text), question.answer],
         [picture(question.image_id)],
         {"dataset": "easy-vqa", "part": "train", "image": question.image_id, "question": question.index},
     )
@@ -150,7 +159,7 @@ def aokvqa(draw: Draw) -> Item:
     question = draw_question(draw)
     options = options_for(question, draw)
     return Item(
-        [f"<image>\n{choice_prompt(question.text, options)}", LETTERS[options.index(question.answer)]],
+        [with_image(draw, choice_prompt(question.text, options)), LETTERS[options.index(question.answer)]],
         [picture(question.image_id)],
         {"dataset": "easy-vqa", "part": "train", "image": question.image_id, "question": question.index},
     )

@@ -67,6 +67,11 @@ CHAT_TEMPLATE = (
     "{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}"
 )
 
+# Mean and deviation of the embedded pictures (easy-VQA: 0.90 and 0.19, mostly light ground). With Qwen3-VL's
+# 0.5 and 0.5 the ground drowns the shapes: colors stayed near chance after 9,000 questions; with these values
+# 0.9 of them were read right after 12,000.
+IMAGE_MEAN = [0.9, 0.9, 0.9]
+IMAGE_STD = [0.2, 0.2, 0.2]
 # Qwen3-VL's own lower limit is 65,536 pixels; this one keeps a 64x64 picture at 64x64 (4 tokens).
 MIN_IMAGE_PIXELS = 1024
 MAX_IMAGE_PIXELS = 16_777_216
@@ -129,8 +134,8 @@ def build_processor(
         "patch_size": patch_size,
         "temporal_patch_size": 2,
         "merge_size": merge_size,
-        "image_mean": [0.5, 0.5, 0.5],
-        "image_std": [0.5, 0.5, 0.5],
+        "image_mean": IMAGE_MEAN,
+        "image_std": IMAGE_STD,
     }
     return Qwen3VLProcessor(
         image_processor=Qwen2VLImageProcessor(
