@@ -11,7 +11,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from .collect import ArmResult
 from .metrics import is_finite
-from .style import GRID, INK, SOFT, arm_styles, new_figure
+from .style import GRID, INK, SOFT, arm_styles, legend_below, new_figure
 
 MAX_POINTS = 300
 TIME_PARTS = (("compute", "compute", ""), ("data_wait", "waiting for data", "///"), ("other", "other", "..."))
@@ -82,7 +82,7 @@ def loss_curve(arms: Sequence[ArmResult], against: str) -> Any | None:
     axes.set_title("Training loss (nat per label token)")
     axes.set_xlabel("emitted samples" if against == "samples" else "wall-clock time since start (s)")
     axes.set_ylabel("loss, mean over label tokens")
-    axes.legend()
+    legend_below(figure, axes)
     return figure
 
 
@@ -153,10 +153,10 @@ def throughput_over_time(arms: Sequence[ArmResult]) -> Any | None:
     if not drawn:
         return None
     axes.set_ylim(bottom=0)
-    axes.set_title("Throughput along the training (real tokens/s)")
+    axes.set_title("Throughput over time (real tokens/s)")
     axes.set_xlabel("emitted samples")
     axes.set_ylabel("real tokens/s")
-    axes.legend()
+    legend_below(figure, axes)
     return figure
 
 
@@ -178,7 +178,7 @@ def time_bars(rows: Sequence[dict[str, Any]]) -> Any | None:
     axes.grid(axis="y", visible=False)
     axes.set_title("Where the training time goes (s)")
     axes.set_xlabel("seconds")
-    figure.legend(loc="outside lower center", ncols=3)
+    legend_below(figure, axes)
     return figure
 
 
@@ -205,8 +205,7 @@ def batches_over_time(arms: Sequence[ArmResult]) -> Any | None:
     panels[1].set_xlabel("emitted samples")
     for axes in panels:
         axes.set_ylim(bottom=0)
-    handles, labels = panels[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=4, markerscale=1.6)
+    legend_below(figure, panels[0])
     return figure
 
 
@@ -237,7 +236,7 @@ def padding_bars(rows: Sequence[dict[str, Any]], facts: dict[str, dict[str, Any]
     axes.set_xlim(left=0)
     axes.set_title("Tokens computed in training (millions)")
     axes.set_xlabel("million tokens")
-    figure.legend(loc="outside lower center", ncols=2)
+    legend_below(figure, axes)
     return figure
 
 
@@ -279,9 +278,9 @@ def lengths_and_grouping(lengths: pd.DataFrame | None, arms: Sequence[ArmResult]
         plain_log(axes.yaxis)
         if edges is not None:
             axes.set_xlim(panels[0].get_xlim())
-        axes.set_title("How each arm groups samples: one point per optimizer step")
-        axes.set_xlabel("mean length of the samples of a step (tokens)")
+        axes.set_title("Grouping: samples per step by their length")
+        axes.set_xlabel("mean length of the samples of an optimizer step (tokens)")
         axes.set_ylabel("samples in the step")
-        axes.legend(markerscale=1.6, fontsize=9)
+        legend_below(figure, axes)
         axes.grid(color=GRID)
     return figure

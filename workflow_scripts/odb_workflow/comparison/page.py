@@ -134,6 +134,7 @@ def render(
         metrics=METRICS,
         more=MORE,
         arm_words=arm_words,
+        p_text=p_text,
         show=Numbers(comparison),
         finite=is_finite,
         interval=interval_text,

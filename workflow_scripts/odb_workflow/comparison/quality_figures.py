@@ -9,7 +9,7 @@ import numpy as np
 
 from .collect import UNTRAINED
 from .metrics import is_finite
-from .style import INK, SOFT, arm_styles, new_figure
+from .style import INK, SOFT, arm_styles, figure_title, legend_below, new_figure
 
 
 def _offsets(count: int) -> np.ndarray:
@@ -38,9 +38,9 @@ def valloss_by_source(rows: Sequence[dict[str, Any]], order: Sequence[str]) -> A
     counts = {item["source"]: item["samples"] for row in rows for item in row["valloss_per_source"]}
     axes.set_yticks(range(len(names)), [f"{name} (n={counts[name]:,})" for name in names])
     axes.set_ylim(len(names) - 0.5, -0.5)
-    axes.set_title("Validation loss per source (nat, mean over samples)")
+    figure_title(figure, "Validation loss per source (nat, mean over samples)")
     axes.set_xlabel("validation loss; less is better")
-    figure.legend(loc="outside lower center", ncols=4)
+    legend_below(figure, axes)
     return figure
 
 
@@ -73,9 +73,9 @@ def valloss_difference(differences: Sequence[dict[str, Any]], order: Sequence[st
             labelled = True
     axes.set_yticks(range(len(names)), names)
     axes.set_ylim(len(names) - 0.5, -0.5)
-    axes.set_title(f"Validation loss minus that of {found[0]['reference']} (nat)")
+    figure_title(figure, f"Validation loss minus that of {found[0]['reference']} (nat)")
     axes.set_xlabel("difference; left of zero is better")
-    figure.legend(loc="outside lower center", ncols=4)
+    legend_below(figure, axes)
     return figure
 
 
@@ -106,9 +106,9 @@ def mmmu_by_category(rows: Sequence[dict[str, Any]], order: Sequence[str]) -> An
         axes.axvline(100 * chances[0], color=SOFT, linestyle=":", linewidth=1.4, label="guessing")
     axes.set_yticks(range(len(names)), [f"{name} (n={counts[name]:,})" for name in names])
     axes.set_ylim(len(names) - 0.5, -0.5)
-    axes.set_title("MMMU-MC per category (% right, 95 % interval)")
+    figure_title(figure, "MMMU-MC per category (% right, 95 % interval)")
     axes.set_xlabel("% of questions answered right")
-    figure.legend(loc="outside lower center", ncols=5)
+    legend_below(figure, axes)
     return figure
 
 
@@ -134,8 +134,8 @@ def quality_plane(rows: Sequence[dict[str, Any]]) -> Any | None:
         axes.plot(x, y, marker=style.marker, color=style.color, markersize=9, linestyle="", label=row["name"])
     axes.margins(0.25)
     axes.set_xlim(left=0)
-    axes.set_title("Speed (samples/s) and validation loss (nat)")
-    axes.set_xlabel("emitted samples/s; right is faster")
-    axes.set_ylabel("validation loss per token; lower is better")
-    axes.legend()
+    figure_title(figure, "Speed (samples/s) and validation loss per token (nat)")
+    axes.set_xlabel("emitted samples/s; best is right and low")
+    axes.set_ylabel("validation loss per token")
+    legend_below(figure, axes)
     return figure

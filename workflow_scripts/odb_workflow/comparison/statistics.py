@@ -20,7 +20,7 @@ MIN_PAIRS = 20
 """Fewer paired examples than this support no claim: the percentile bootstrap is too narrow there."""
 
 BOOTSTRAP_SEED = 20_240_607
-_BOOTSTRAP_DRAWS = 20_000_000
+_BOOTSTRAP_DRAWS = 10_000_000
 _BATCH_DRAWS = 2_000_000
 
 

@@ -18,6 +18,7 @@ import matplotlib
 matplotlib.use("Agg")
 
 import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 INK, SOFT, GRID, PAPER = "#1b1f24", "#59626d", "#d9dde2", "#fefefe"
@@ -86,6 +87,21 @@ def new_figure(rows: int = 1, columns: int = 1, *, width: float = 5.2, height: f
     figure, axes = plt.subplots(rows, columns, figsize=(width, height), layout="constrained")
     flat = list(axes.flat) if rows * columns > 1 else [axes]
     return (figure, flat[0]) if len(flat) == 1 else (figure, flat)
+
+
+def legend_below(figure: Figure, axes: Axes) -> None:
+    """The legend of ``axes`` under the figure, in as many columns as fit its width."""
+    handles, labels = axes.get_legend_handles_labels()
+    columns = 4 if sum(len(label) + 5 for label in labels[:4]) <= 48 else 3
+    figure.legend(
+        handles, labels, loc="outside lower center", ncols=columns, fontsize=9, columnspacing=1.2,
+        handletextpad=0.5, markerscale=1.2,
+    )  # fmt: skip
+
+
+def figure_title(figure: Figure, text: str) -> None:
+    """A title from the figure's left edge, for axes with long labels where the axes' own would not fit."""
+    figure.suptitle(text, x=0.01, ha="left", fontsize=RC["axes.titlesize"], fontweight="bold")
 
 
 def themed_svg(text: str, name: str) -> str:
