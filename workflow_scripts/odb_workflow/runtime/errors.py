@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import signal
 import sys
 from collections.abc import Callable, Sequence
 
@@ -40,8 +41,9 @@ def run_main(main: Callable[[], int | None]) -> None:
     """Run a program's ``main`` and exit: 0 done, 1 a fault of the input, 2 a fault of ours.
 
     User errors are printed without a traceback; anything else is logged with one, so that the
-    rule's log holds it.
+    rule's log holds it. SIGTERM becomes an exit, so that half-written files are removed.
     """
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
         status = main() or 0
     except UserError as error:

@@ -28,7 +28,7 @@ PACKAGES = (
 
 def now() -> str:
     """UTC time as ISO 8601 with seconds."""
-    return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
 
 
 def package_versions() -> dict[str, str | None]:

@@ -64,6 +64,8 @@ def builder_flags(config: Config) -> Flags:
         flags += flag("seed", builder.seed)
     if builder.sizes is not None:
         flags += ["--sizes", json.dumps(builder.sizes, sort_keys=True)]
+    if builder.args:
+        flags += ["--builder-args", json.dumps(builder.args)]
     return flags
 
 

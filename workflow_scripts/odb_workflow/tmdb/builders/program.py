@@ -1,0 +1,150 @@
+"""Run the builder program of a checkout and check that what it wrote is a TMDB."""
+
+from __future__ import annotations
+
+import errno
+import json
+import logging
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from ...runtime.errors import UserError
+from ...runtime.files import iter_lines, read_json
+from .checkout import BUILDER_PROGRAM
+
+logger = logging.getLogger(__name__)
+
+PACKAGE_FILES = ("pyproject.toml", "setup.py", "setup.cfg")
+
+
+def run_builder_program(checkout: Path, output: Path, arguments: list[str], install: bool) -> None:
+    """Build into ``output`` with ``scripts/build_public_mm_mix.py --output DIR --overwrite``.
+
+    Args:
+        checkout: Folder of the builder.
+        output: Folder that the builder fills; the caller renames it.
+        arguments: Further arguments, passed on as they are.
+        install: Install the builder's package into a folder beside the checkout, so that the environment of
+            this workflow stays as it is pinned.
+
+    Raises:
+        UserError: the program is missing or fails; the message holds its last lines.
+    """
+    program = checkout / BUILDER_PROGRAM
+    if not program.is_file():
+        raise UserError(
+            f"no {BUILDER_PROGRAM} in the builder", where=str(checkout), fix="check builder.repo and ref"
+        )
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    paths = [str(checkout.resolve())]
+    if install and any((checkout / name).is_file() for name in PACKAGE_FILES):
+        paths.insert(0, str(_install_package(checkout)))
+    environment["PYTHONPATH"] = os.pathsep.join([*paths, *filter(None, [os.environ.get("PYTHONPATH")])])
+    command = [
+        sys.executable,
+        str(program.resolve()),
+        "--output",
+        str(output.resolve()),
+        "--overwrite",
+        *arguments,
+    ]
+    logger.info("running %s", " ".join([BUILDER_PROGRAM.name, *command[2:]]))
+    tail: list[str] = []
+    with subprocess.Popen(
+        command, env=environment, cwd=checkout, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as process:
+        try:
+            assert process.stdout is not None
+            for line in process.stdout:
+                print(line, end="", flush=True)
+                tail = [*tail[-11:], line.rstrip()]
+            status = process.wait()
+        except BaseException:
+            process.terminate()
+            raise
+    if status:
+        text = "\n".join(tail)
+        fix = "see the builder's own message; arguments come from builder.args and builder.sizes"
+        if "No space left" in text:
+            fix = "free space, or set data.dir to a larger disk"
+        if "ModuleNotFoundError" in text:
+            fix = "install what the builder needs into this environment, or use builder.kind: hub"
+        raise UserError(
+            f"the dataset builder ended with status {status}:\n{text}", where=str(program), fix=fix
+        )
+
+
+def _install_package(checkout: Path) -> Path:
+    target = checkout.with_name(checkout.name + "-site")
+    commit = subprocess.run(
+        ["git", "-C", str(checkout), "rev-parse", "HEAD"], capture_output=True, text=True
+    ).stdout
+    stamp = target / ".commit"
+    if commit and stamp.is_file() and stamp.read_text() == commit:
+        return target
+    shutil.rmtree(target, ignore_errors=True)
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation"]
+    done = subprocess.run(
+        [*command, "--disable-pip-version-check", "--target", str(target), str(checkout)],
+        capture_output=True,
+        text=True,
+    )
+    if done.returncode:
+        raise UserError(
+            f"the builder's package cannot be installed:\n{done.stderr.strip()[-800:]}",
+            where=str(checkout),
+            fix="check builder.ref, or build the TMDB by hand and set builder.kind: existing",
+        )
+    stamp.write_text(commit)
+    return target
+
+
+def check_contract(folder: Path) -> dict[str, Any]:
+    """Check that ``folder`` is a TMDB with at least one record and the count it claims.
+
+    Lines are counted at line feeds only and a last line without one counts too.
+
+    Returns:
+        ``metadata.json``.
+
+    Raises:
+        UserError: a file is missing, there is no record, or the counts differ.
+    """
+    metadata_file, records_file = folder / "metadata.json", folder / "records.jsonl"
+    for file in (metadata_file, records_file):
+        if not file.is_file():
+            raise UserError(
+                f"the builder wrote no {file.name}", where=str(folder), fix="use a builder of TMDBs"
+            )
+    metadata = read_json(metadata_file)
+    if not isinstance(metadata, dict):
+        raise UserError("metadata.json holds no object", where=str(metadata_file))
+    count = sum(1 for _, line in iter_lines(records_file) if line.strip())
+    if count == 0:
+        raise UserError(
+            "the TMDB is empty: records.jsonl has no record", where=str(records_file), fix="raise its sizes"
+        )
+    claimed = metadata.get("num_records")
+    if claimed != count:
+        raise UserError(
+            f"metadata.json says num_records {json.dumps(claimed)}, records.jsonl has {count}",
+            where=str(folder),
+            fix="build it again; a builder that was stopped half-way leaves such a folder",
+        )
+    return metadata
+
+
+def no_space(error: OSError, place: Path) -> UserError:
+    """The user's form of ENOSPC; other errors of the system keep their own words."""
+    if error.errno == errno.ENOSPC:
+        free = shutil.disk_usage(place).free
+        return UserError(
+            f"no space left while building ({free / 1e9:.1f} GB free)",
+            where=str(place),
+            fix="free space, or set data.dir to a larger disk",
+        )
+    return UserError(f"the TMDB cannot be written: {error}", where=str(place))
