@@ -223,8 +223,11 @@ def test_image_without_pixels() -> None:
         b"<svg xmlns='http://www.w3.org/2000/svg'/>",
         b"%!PS-Adobe-3.0 EPSF-3.0\n",
         b"%PDF-1.4\n",
-    ]
-    + [b"<!DOCTYPE html><html>404</html>", b"GIF89a", b"\xff\xd8\xff", b"RIFF\0\0\0\0WEBP"],
+        b"<!DOCTYPE html><html>404</html>",
+        b"GIF89a",
+        b"\xff\xd8\xff",
+        b"RIFF\0\0\0\0WEBP",
+    ],
 )
 def test_files_that_are_no_images(data: bytes) -> None:
     with pytest.raises(BadImage) as caught:
@@ -243,14 +246,14 @@ def test_files_that_are_no_images(data: bytes) -> None:
         "..\\x.png",
         "\\x.png",
         "C:\\x.png",
-    ]
-    + [
         "http://example.com/x.png",
         "https://example.com/x.png",
         "file:///etc/passwd",
         "data:image/png;base64,AA",
-    ]
-    + ["s3://bucket/x.png", "~/x.png", "a\0b.png"],
+        "s3://bucket/x.png",
+        "~/x.png",
+        "a\0b.png",
+    ],
 )
 def test_paths_that_leave_the_folder(tmp_path: Path, path: str) -> None:
     with pytest.raises(BadImage) as caught:

@@ -30,8 +30,20 @@ def test_sound_record() -> None:
 
 @pytest.mark.parametrize(
     ("value", "expected"),
-    [(7, "7"), ("7", "7"), (-3, "-3"), ("a/b", "a/b"), ("", None), ("  ", None), (None, None), (True, None)]
-    + [(1.0, None), (["x"], None), ("\ud800", None), ("x" * 1025, None)],
+    [
+        (7, "7"),
+        ("7", "7"),
+        (-3, "-3"),
+        ("a/b", "a/b"),
+        ("", None),
+        ("  ", None),
+        (None, None),
+        (True, None),
+        (1.0, None),
+        (["x"], None),
+        ("\ud800", None),
+        ("x" * 1025, None),
+    ],
 )
 def test_ids(value, expected) -> None:
     assert normalize_id(value) == expected

@@ -1,4 +1,4 @@
-"""From record to tensors: equal to the processor's own, labels on the answers alone, for several templates."""
+"""From record to tensors: equal to the processor's own, labels on the answers alone, several templates."""
 
 from __future__ import annotations
 
@@ -225,12 +225,14 @@ def test_max_length_must_make_sense(processor, folder: Path) -> None:
 # Other templates
 
 TRIMMED = (
-    "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.content is string %}{{ m.content | trim }}{% else %}"
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n"
+    "{% if m.content is string %}{{ m.content | trim }}{% else %}"
     "{% for p in m.content %}{% if p.type == 'image' %}<|image_pad|>{% else %}{{ p.text | trim }}{% endif %}"
     "{% endfor %}{% endif %}<|im_end|>{% endfor %}"
 )
 LLAVA = (
-    "{% for m in messages %}{% if m.role == 'assistant' %}ASSISTANT: {% else %}{{ m.role | upper }}: {% endif %}"
+    "{% for m in messages %}{% if m.role == 'assistant' %}ASSISTANT: "
+    "{% else %}{{ m.role | upper }}: {% endif %}"
     "{% for p in m.content %}{% if p.type == 'image' %}<|image_pad|>\n{% endif %}{% endfor %}"
     "{% for p in m.content %}{% if p.type == 'text' %}{{ p.text }}{% endif %}{% endfor %}"
     "{% if m.role == 'assistant' %}<|endoftext|>{% else %} {% endif %}{% endfor %}"

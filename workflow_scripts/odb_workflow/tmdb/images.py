@@ -13,8 +13,8 @@ What a reader of the file would see in a viewer is what the model gets, as 8-bit
 * Of an animated or multi-page file the first frame is used, with a note.
 * A large JPEG may be decoded at 1/2, 1/4 or 1/8 (``draft``) when the caller needs no more than that.
 
-A file is always decoded to its end: opening alone does not notice a truncated one. Damage inside a JPEG that its
-decoder conceals without a word (flipped bits, a cut hidden by an end marker) cannot be seen.
+A file is always decoded to its end: opening alone does not notice a truncated one. Damage inside a JPEG
+that its decoder conceals without a word (flipped bits, a cut hidden by an end marker) cannot be seen.
 """
 
 from __future__ import annotations

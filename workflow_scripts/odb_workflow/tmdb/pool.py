@@ -7,6 +7,7 @@ import ctypes
 import multiprocessing
 import os
 import signal
+import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -32,9 +33,8 @@ def _start_worker() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     with contextlib.suppress(OSError, AttributeError):  # Linux: a killed parent leaves no worker behind
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    import torch
-
-    torch.set_num_threads(1)
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(1)  # the processes are the parallelism
 
 
 def _call(task: Task) -> Result:
@@ -57,8 +57,10 @@ def ordered_map(
         return
     global _function
     _function = function
+    others = set(multiprocessing.active_children())
     executor = ProcessPoolExecutor(processes, multiprocessing.get_context("fork"), _start_worker)
     pending: deque = deque()
+    finished = False
     try:
         for task in tasks:
             pending.append(executor.submit(_call, task))
@@ -66,11 +68,15 @@ def ordered_map(
                 yield pending.popleft().result()
         while pending:
             yield pending.popleft().result()
+        finished = True
     except BrokenProcessPool as error:
         raise UserError(
             "a worker process was killed, usually because memory ran out",
             fix="use fewer processes, or a machine with more memory",
         ) from error
     finally:
+        if not finished:  # do not wait for chunks that nobody will read
+            for worker in set(multiprocessing.active_children()) - others:
+                worker.terminate()
         executor.shutdown(wait=True, cancel_futures=True)
         _function = None
