@@ -15,6 +15,7 @@ include: "rules/common.smk"
 rule all:
     input:
         RUN.comparison_files(),
+        RUN.all_evaluations(),
     localrule: True
 
 

@@ -145,7 +145,7 @@ def test_wrong_loader_kind_names_the_kinds(repository: Path) -> None:
 def test_missing_key(checkout: Path) -> None:
     file = checkout / "config.yaml"
     file.write_text(re.sub(r"(?m)^  path: embedded\n", "", file.read_text()))
-    with pytest.raises(UserError, match="missing key `model.path`"):
+    with pytest.raises(UserError, match=r"missing key `model\.path`"):
         load_config(checkout, environment={})
 
 

@@ -98,8 +98,8 @@ def _dry_run_child(checkout: Path, command: list[str], environment: dict[str, st
 
     for descriptor in (1, 2):
         os.dup2(output, descriptor)
-    sys.stdout = sys.__stdout__ = open(1, "w", closefd=False, buffering=1)
-    sys.stderr = sys.__stderr__ = open(2, "w", closefd=False, buffering=1)
+    sys.stdout = sys.__stdout__ = os.fdopen(1, "w", closefd=False, buffering=1)
+    sys.stderr = sys.__stderr__ = os.fdopen(2, "w", closefd=False, buffering=1)
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(checkout)

@@ -1,7 +1,7 @@
 """A checkout whose programs only write their output files, so that a whole run takes seconds.
 
-Snakefile, rules, configuration, flags and records are the real ones; what Snakemake records about the finished run is
-therefore what it records about a real one.
+Snakefile, rules, configuration, flags and records are the real ones; what Snakemake records about the finished run
+is therefore what it records about a real one.
 """
 
 from __future__ import annotations
@@ -44,7 +44,9 @@ BODIES = {
         'write(out / "model.json", {"model": value("--model")})\n'
         'write(out / "untrained" / "checkpoint.json", {"model_dir": "../base_model", "saved": True})'
     ),
-    "prepare_benchmark": 'write(pathlib.Path(value("--output")) / "benchmark.json", {"rows": value("--rows")})',
+    "prepare_benchmark": (
+        'write(pathlib.Path(value("--output")) / "benchmark.json", {"rows": value("--rows")})'
+    ),
     "validate_tmdb": (
         'out = pathlib.Path(value("--output-dir"))\n'
         'for name in ("validation.json", "accepted.parquet", "rejects.jsonl"):\n'
@@ -67,7 +69,8 @@ BODIES = {
         '    write(pathlib.Path(value("--output-dir")) / name, {"code_version": CODE_VERSION})'
     ),
     "eval_benchmark": (
-        'for name in ("mmmu_mc_likelihood_results.json", "predictions.jsonl", "excluded.jsonl", "score_audit.json"):\n'
+        'results = "mmmu_mc_likelihood_results.json"\n'
+        'for name in (results, "predictions.jsonl", "excluded.jsonl", "score_audit.json"):\n'
         '    write(pathlib.Path(value("--output-dir")) / name, {"code_version": CODE_VERSION})'
     ),
     "compare": (

@@ -38,8 +38,8 @@ Settings come from four places, the later one wins:
 4. `--config 'training={lr: 2e-5}'` (nested keys as YAML in braces).
 
 `./run.sh COMMAND` and plain `snakemake TARGET` read the same four. An unknown key, a wrong value, a key that
-stands twice and an unknown `ODB_MM_MIX_` or `ODB_ACCEL_EVAL_` variable are errors; all are listed at once. An empty
-variable counts as unset.
+stands twice and an unknown `ODB_MM_MIX_` or `ODB_ACCEL_EVAL_` variable are errors; all are listed at once. An
+empty variable counts as unset.
 
 | preset | what it is |
 |---|---|
@@ -47,8 +47,8 @@ variable counts as unset.
 | `config/qwen3vl-2b.yaml` | Qwen3-VL-2B-Instruct on the public MM-Mix data, the published settings |
 | `config/batching-study.yaml` | five arms on the embedded data: fixed, grouped, packed, offline oracle, ODB |
 
-An arm is three lines: `odb_24k: {loader: odb, token_budget: 24576}`. A preset takes an arm of `config.yaml` away
-with `name: null`. The names of the targets follow: `train_odb_24k`, `eval_odb_24k`, `all_odb_24k`.
+An arm is three lines: `odb_24k: {loader: odb, token_budget: 24576}`. A preset takes an arm of `config.yaml`
+away with `name: null`. The names of the targets follow: `train_odb_24k`, `eval_odb_24k`, `all_odb_24k`.
 
 What reruns after a change: each key says it in the column "reruns". *nothing*: the key says how a result is
 computed, not what it is.
@@ -124,8 +124,8 @@ def readme_text() -> str:
     for variable, keys in PADDING_VARIABLES.items():
         lines.append(f"| `{variable}` | {', '.join(f'`{key}`' for key in keys)} |")
     lines += [
-        "\n`HF_HUB_OFFLINE`, `HF_DATASETS_OFFLINE` and `TRANSFORMERS_OFFLINE` work as in their libraries. `HF_TOKEN` is "
-        "used by them\nand never written. `PYTHON` names the interpreter of `run.sh`.",
+        "\n`HF_HUB_OFFLINE`, `HF_DATASETS_OFFLINE` and `TRANSFORMERS_OFFLINE` work as in their libraries. "
+        "`HF_TOKEN` is used by them\nand never written. `PYTHON` names the interpreter of `run.sh`.",
     ]
     return "\n".join(lines) + "\n"
 

@@ -66,6 +66,8 @@ def builder_flags(config: Config) -> Flags:
         flags += ["--sizes", json.dumps(builder.sizes, sort_keys=True)]
     if builder.args:
         flags += ["--builder-args", json.dumps(builder.args)]
+    if builder.args:
+        flags += ["--builder-args", json.dumps(builder.args)]
     return flags
 
 

@@ -111,8 +111,8 @@ def status_text(output: Path, scripts: Path) -> str:
     for item in found:
         if item.other_code:
             lines.append(
-                f"note: {item.stage} of {item.arm} was made by code version {item.made_by}, the present one is "
-                f"{item.present}; the next run makes it again"
+                f"note: {item.stage} of {item.arm} was made by code version {item.made_by}, the present one "
+                f"is {item.present}; the next run makes it again"
             )
     return "\n".join(lines)
 
