@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import base64
+import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import jinja2
 from markupsafe import Markup
+from PIL import Image
 
 _FOLDER = Path(__file__).parent / "pages"
 _WIDTH, _HEIGHT, _BASE = 720, 190, 24
@@ -77,6 +80,15 @@ def bars(counts: Sequence[int], edges: Sequence[float]) -> Markup:
     )
 
 
+def data_uri(picture: Image.Image) -> str:
+    """A picture inside the page: PNG, or JPEG where that would be large."""
+    buffer = io.BytesIO()
+    small = picture.width * picture.height <= 65_536
+    picture.save(buffer, "PNG" if small else "JPEG", **({} if small else {"quality": 88}))
+    kind = "png" if small else "jpeg"
+    return f"data:image/{kind};base64,{base64.b64encode(buffer.getvalue()).decode()}"
+
+
 def render(template: str, **values: Any) -> str:
     """A page from ``pages/<template>``; text is escaped."""
     environment = jinja2.Environment(
@@ -87,9 +99,16 @@ def render(template: str, **values: Any) -> str:
         undefined=jinja2.StrictUndefined,
     )
     environment.filters |= {"count": count, "number": number, "percent": percent, "spark": spark}
+    environment.filters["data_uri"] = data_uri
     return environment.get_template(template).render(bars=bars, notes=NOTES, **values)
 
 
 def data_report_page(report: dict[str, Any]) -> str:
     """The data report as HTML."""
     return render("data_report.html.j2", r=report)
+
+
+def inspection_page(data: str, groups: list[tuple[str, list[Any]]], problems: list[str]) -> str:
+    """The inspected samples, grouped by source, as HTML."""
+    total = sum(len(inspections) for _, inspections in groups)
+    return render("inspect.html.j2", data=data, groups=groups, problems=problems, total=total)

@@ -31,17 +31,20 @@ from tqdm import tqdm
 from ..processing.identity import processor_identity
 from ..processing.sample import SampleProcessor
 from ..runtime.errors import UserError
-from ..runtime.files import atomic_open, atomic_write_json, dump_json
+from ..runtime.files import atomic_open, atomic_write_json, atomic_write_text, dump_json
 from ..runtime.provenance import package_versions
 from .accepted import ACCEPTED_NAME, FAILED_FOLDER, REJECTS_NAME, VALIDATION_NAME
 from .measure import Measured, Measurer
+from .pages import data_report_page
 from .pool import available_processes, ordered_map
 from .records import REASONS, Fault, check_record, parse_line
+from .report import build_stopped_report
 from .store import RecordStore
 
 logger = logging.getLogger(__name__)
 
 POLICIES = ("error", "drop")
+REPORT_NAME = "report.html"
 CHUNK_ROWS = 64
 _ROW_GROUP_ROWS = 8192
 _NAMED_IN_MESSAGE = 50
@@ -244,6 +247,9 @@ def validate_tmdb(
             failed.mkdir()
             os.replace(output_dir / REJECTS_NAME, failed / REJECTS_NAME)
             atomic_write_json(failed / VALIDATION_NAME, {**info, "stopped_because": problem})
+            atomic_write_text(
+                failed / REPORT_NAME, data_report_page(build_stopped_report(store.data_dir, failed))
+            )
             raise _error(writer, problem, failed, on_bad_record)
         os.replace(parquet_part, output_dir / ACCEPTED_NAME)
     finally:
@@ -329,5 +335,7 @@ def _error(writer: _Writer, problem: str, folder: Path, on_bad_record: str) -> U
     droppable = on_bad_record != "drop" and not any(REASONS[reason].always_stops for reason in writer.reasons)
     hint = ". Or set on_bad_record to drop to leave such records out" if droppable else ""
     return UserError(
-        "\n".join(lines), where=f"{folder / REJECTS_NAME} lists all {writer.faults}", fix=f"{fixes}{hint}"
+        "\n".join(lines),
+        where=f"{folder / REJECTS_NAME} lists all {writer.faults}, {REPORT_NAME} beside it shows them",
+        fix=f"{fixes}{hint}",
     )
