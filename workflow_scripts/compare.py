@@ -10,13 +10,14 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import shlex
 import time
 from pathlib import Path
 from typing import Any
 
 import yaml
 from odb_workflow.comparison.analysis import analyze
-from odb_workflow.comparison.collect import collect_arm, collect_lengths
+from odb_workflow.comparison.collect import collect_arm, collect_data, collect_lengths
 from odb_workflow.comparison.draw import draw_all
 from odb_workflow.comparison.page import example_records, render
 from odb_workflow.comparison.statistics import LEVEL
@@ -52,7 +53,8 @@ def parse_arguments() -> argparse.Namespace:
         "--examples", type=Path, default=REPOSITORY / "results" / "examples", help="folder of example records"
     )
     parser.add_argument(
-        "--reproduce", default="./run.sh all", help="command shown as the way to make this page again"
+        "--reproduce",
+        help="command shown as the way to make this page again; default: ./run.sh all, the merged config",
     )
     parser.add_argument(
         "--study-command",
@@ -87,6 +89,11 @@ def read_config(path: Path | None) -> tuple[str, dict[str, Any]]:
     return text, content
 
 
+def reproduce_command(config: Path | None) -> str:
+    """One command that makes the page again: the merged config holds every setting of the run."""
+    return "./run.sh all" if config is None else f"./run.sh all --configfile {shlex.quote(str(config))}"
+
+
 def exit_status(problems: list[dict[str, Any]], allow_missing: bool) -> int:
     """0 when the comparison is complete, else 3; with ``allow_missing`` an absent result is no fault."""
     counted = [one for one in problems if not (allow_missing and one["kind"] == "missing")]
@@ -113,7 +120,8 @@ def main() -> int:
         reference=arguments.reference_arm,
         scripts=Path(__file__).resolve().parent,
         study_command=arguments.study_command,
-        reproduce_command=arguments.reproduce,
+        reproduce_command=arguments.reproduce or reproduce_command(arguments.config),
+        data=collect_data(arguments.arms_root),
         level=level,
     )
     output: Path = arguments.output_dir

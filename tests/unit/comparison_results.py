@@ -210,6 +210,12 @@ def write_run(root: Path) -> Path:
     write_training(root / "standard_1", "standard_1", loader="standard", batch=1, speed=3500)
     write_evaluations(root / "standard_1", loss=1.22, accuracy=0.49, seed=3)
     write_evaluations(root / "untrained", loss=5.0, accuracy=0.26, seed=4)
+    checked = {"records": 2303, "accepted": 2300, "rejected": 3, "rejected_by_reason": {"over_length": 3}}
+    checked["by_source"] = {
+        "vqa_like": {"rejected": 3, "reasons": {"over_length": 3}},
+        "iiit5k": {"rejected": 0},
+    }
+    write_json(root / "tmdb_validation" / "validation.json", checked)
     lengths = sample_lengths()
     (root / "tmdb_validation").mkdir(parents=True, exist_ok=True)
     table = {"row": np.arange(len(lengths)), "length": lengths.astype("int32"), "source": "vqa_like"}

@@ -78,6 +78,12 @@ def test_complete_comparison(finished: tuple) -> None:
     assert [row["name"] for row in document["arms"]] == ["odb", "standard", "standard_1", "untrained"]
     assert document["problems"] == []
     assert document["fairness"]["same_ids"] is True
+    assert document["data"]["rejected_by_source"] == {
+        "vqa_like": {"rejected": 3, "reasons": {"over_length": 3}}
+    }
+    assert document["reproduce"].startswith("./run.sh all --configfile ")
+    page = " ".join((output / "comparison.html").read_text().split())
+    assert "(3 × over length; vqa_like 3)" in page
     figures = {item["name"] for item in document["figures"]}
     assert len(figures) == 12
     for name in figures:

@@ -201,6 +201,7 @@ def analyze(
     scripts: Path,
     study_command: str,
     reproduce_command: str,
+    data: dict[str, Any] | None = None,
     level: float = LEVEL,
 ) -> dict[str, Any]:
     """Everything that the comparison says, as one structure of plain values.
@@ -235,6 +236,7 @@ def analyze(
         "level": level,
         "arms": list(rows.values()),
         "differences": differences,
+        "data": data,
         "fairness": fairness(list(arms), reference),
         "other_code": other_code(arms, scripts),
         "left_out": left_out(arms, list(rows.values()), study_command),

@@ -243,6 +243,27 @@ def collect_arm(arms_root: Path, arm: str, seeds: Sequence[int] | None = None) -
     return ArmResult(arm, [collect_run(arm, None, folder)])
 
 
+def collect_data(arms_root: Path) -> dict[str, Any] | None:
+    """Records, accepted and rejected ones per source and reason; None where nothing was checked here."""
+    path = arms_root / "tmdb_validation" / "validation.json"
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        return {
+            "records": found["records"],
+            "accepted": found["accepted"],
+            "rejected": found["rejected"],
+            "rejected_by_reason": found.get("rejected_by_reason", {}),
+            "rejected_by_source": {
+                source: {"rejected": counts["rejected"], "reasons": counts.get("reasons", {})}
+                for source, counts in found.get("by_source", {}).items()
+                if counts.get("rejected")
+            },
+            "data_checksum": found.get("data_checksum"),
+        }
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
 def collect_lengths(arms_root: Path) -> pd.DataFrame | None:
     """Lengths of the accepted records (columns ``source``, ``length``), or None where the file is absent."""
     path = arms_root / "tmdb_validation" / "accepted.parquet"

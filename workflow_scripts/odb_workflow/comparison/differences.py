@@ -13,8 +13,6 @@ from .metrics import is_finite
 from .statistics import Estimate, exact_mcnemar, holm, mean_interval, paired_bootstrap
 from .throughput import steady_ratio, window_rates
 
-SIGNIFICANCE = 0.05
-
 
 def paired_runs(arm: ArmResult, reference: ArmResult) -> list[tuple[RunResult, RunResult]]:
     """Runs to compare: equal seeds with each other; where only one side has seeds, the first of each."""
@@ -122,7 +120,7 @@ def benchmark_block(pairs: list[tuple[RunResult, RunResult]], level: float) -> d
         over = f"MMMU-MC over {len(joined)} seeds"
     else:
         estimate = paired_bootstrap(gaps[0], level=level)
-        confirmed = tests[0]["p_value"] < SIGNIFICANCE
+        confirmed = tests[0]["p_value"] < 1 - level
         over = f"{len(gaps[0]):,} questions"
     sentence = difference_sentence(
         estimate, digits=2, better="higher", unit="points", scale=100, confirmed=confirmed

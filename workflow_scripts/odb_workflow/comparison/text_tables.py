@@ -136,6 +136,10 @@ def markdown_text(comparison: dict[str, Any], figures: list[dict[str, str]]) -> 
               "above: only the ratios are worth a look.", ""]  # fmt: skip
     fairness = comparison["fairness"]
     lines += ["## Fairness", ""]
+    if data := comparison["data"]:
+        reasons = ", ".join(f"{n} x {reason}" for reason, n in data["rejected_by_reason"].items())
+        counts = f"{data['records']:,}, accepted {data['accepted']:,}, rejected {data['rejected']:,}"
+        lines += [f"Records: {counts}{f' ({reasons})' if reasons else ''}.", ""]
     same = {True: "equal (checksum of the emitted ids)", False: "DIFFERENT", None: "not proven"}
     lines += [f"Training samples of the arms: {same[fairness['same_ids']]}.", ""]
     lines += [f"- warning: {text}" for text in [*fairness["warnings"], *comparison["other_code"]]]
