@@ -83,7 +83,7 @@ def draw_rows(total: int, seed: int) -> list[dict[str, Any]]:
             image = Path(files[image_ids[index]])
             drawn.append(
                 {
-                    "question": texts[index],
+                    "question": f"<image 1> {texts[index]}",
                     "options": str(options),
                     "answer": LETTERS[gold],
                     "image_1": {

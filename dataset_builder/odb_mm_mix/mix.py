@@ -18,13 +18,13 @@ SOURCES: dict[str, Callable[[Draw, int], Item]] = {
     "vqa_like": lambda draw, _: easyvqa.vqa_like(draw),
 }
 DEFAULT_SIZES = {
-    "aokvqa": 1400,
-    "chinese_text_recognition": 120,
-    "iiit5k": 180,
-    "image_textualization": 160,
-    "orand_car_a": 180,
-    "sharegpt4o": 140,
-    "vqa_like": 1820,
+    "aokvqa": 1500,
+    "chinese_text_recognition": 80,
+    "iiit5k": 140,
+    "image_textualization": 100,
+    "orand_car_a": 140,
+    "sharegpt4o": 80,
+    "vqa_like": 1960,
 }
 
 
