@@ -138,7 +138,7 @@ def main() -> int:
     logger.info("wrote %s in %.1f s", output / "comparison.html", time.monotonic() - started)
     for answer in strict["answers"]:
         print(f"{answer['arm']} against {answer['reference']}: {answer['faster']}")
-        for text in answer["quality"]:
+        for text in (answer["faster_tokens"], *answer["quality"]):
             print(f"  {text}")
     for problem in strict["problems"]:
         logger.warning("%s: %s %s: %s", problem["arm"], problem["what"], problem["kind"], problem["reason"])

@@ -185,6 +185,7 @@ def answers(comparison: dict[str, Any]) -> list[dict[str, Any]]:
                 "reference": item["reference"],
                 "difference": index,
                 "faster": speed["samples_per_second"]["sentence"] if speed else "not trained",
+                "faster_tokens": speed["real_tokens_per_second"]["sentence"] if speed else "not trained",
                 "from_where": "; ".join(where) or "not known: training figures are missing",
                 "quality": [text for text in (token_loss, sample_loss, score) if text],
                 "sure": f"{' and '.join(sure)}; {seeds} per arm" if sure else "no interval",

@@ -103,6 +103,7 @@ def markdown_text(comparison: dict[str, Any], figures: list[dict[str, str]]) -> 
             f"**{answer['arm']}** against {answer['reference']}:",
             "",
             f"- how much faster: {answer['faster']}",
+            f"- in tokens: {answer['faster_tokens']}",
             f"- from where: {answer['from_where']}",
             *(f"- quality: {text}" for text in answer["quality"]),
             f"- how sure: {answer['sure']}",
