@@ -175,6 +175,8 @@ def test_model_prepared_for_the_fast_forward_still_answers_a_plain_call() -> Non
         found, expected = model(**inputs).logits, untouched(**inputs).logits
     real = batch["attention_mask"].bool()
     assert torch.allclose(found[real], expected[real], atol=2e-5)
+    # and its configuration can be used for another model
+    assert type(model)(model.config).config.vision_config._attn_implementation == "sdpa"
 
 
 def test_layers_compile_for_all_shapes_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

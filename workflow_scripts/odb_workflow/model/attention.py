@@ -15,7 +15,6 @@ import torch
 import torch.nn.functional as F
 from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 from . import compat
 
@@ -41,22 +40,16 @@ def segment_attention(
     Returns:
         [1, T, heads, D].
     """
+    runs = [(length, len(list(run))) for length, run in itertools.groupby(lengths)]
+    # split, not slices: the gradient of a slice is a buffer of the whole length, once for each run.
+    sizes = [length * count for length, count in runs]
+    parts = zip(*(tensor[0].split(sizes, dim=1) for tensor in (query, key, value)), strict=True)
     outputs = []
-    start = 0
-    for length, run in itertools.groupby(lengths):
-        count = len(list(run))
-        span = slice(start, start + count * length)
-        start = span.stop
-
-        def rows(
-            tensor: torch.Tensor, span: slice = span, shape: tuple[int, int] = (count, length)
-        ) -> torch.Tensor:
-            return tensor[0, :, span].unflatten(1, shape).transpose(0, 1)
-
+    for (length, count), part in zip(runs, parts, strict=True):
+        rows = [tensor.unflatten(1, (count, length)).transpose(0, 1) for tensor in part]
         result = F.scaled_dot_product_attention(
-            rows(query), rows(key), rows(value), is_causal=causal, scale=scale,
-            enable_gqa=query.shape[1] != key.shape[1],
-        )  # fmt: skip
+            *rows, is_causal=causal, scale=scale, enable_gqa=query.shape[1] != key.shape[1]
+        )
         outputs.append(result.transpose(1, 2).flatten(0, 1))
     return torch.cat(outputs)[None]
 
@@ -127,4 +120,3 @@ def register() -> None:
     """Make both functions known to transformers; safe to call again."""
     AttentionInterface.register(TEXT_ATTENTION, text_attention)
     AttentionInterface.register(VISION_ATTENTION, vision_attention)
-    AttentionMaskInterface.register(TEXT_ATTENTION, sdpa_mask)

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import logging
 from typing import Any, Literal
@@ -171,6 +172,7 @@ class VLMForward(torch.nn.Module):
         self, vision_trained: bool, compute: torch.dtype, training: bool, expected_tokens: int | None
     ) -> None:
         settings = self.performance
+        parameter = next(self.model.parameters())
         kernel = compat.has_varlen_attention(self.device, compute)
         on_cuda = self.device.type == "cuda"
         choice = FastSwitches(
@@ -192,7 +194,9 @@ class VLMForward(torch.nn.Module):
         _compile_layers(self.model, compiled)
         text = self.model.config.text_config
         self.head = LossHead(text.vocab_size, settings.loss_chunk_tokens, compiled and on_cuda)
-        pending = sum(p.numel() * p.element_size() for p in self.model.parameters() if p.requires_grad) * 3
+        trained = sum(p.numel() for p in self.model.parameters() if p.requires_grad)
+        # Gradients, a float32 copy of 16-bit weights, and Adam's two float32 moments.
+        pending = trained * (3 * 4 + (2 if parameter.element_size() == 2 else 0))
         self.plan = CheckpointPlan(
             settings.checkpointing if training else "off",
             text,
@@ -254,14 +258,23 @@ def _vision_trained(model: torch.nn.Module) -> bool:
 
 
 def _set_attention(model: torch.nn.Module, names: tuple[str, str] | None) -> None:
-    """Give Qwen3-VL's two parts our attention functions, or (None) the ones they were loaded with."""
+    """Give Qwen3-VL's two parts our attention functions, or (None) the ones they were loaded with.
+
+    The attention modules get configurations of their own, so that the model's configuration, which is saved
+    and copied, never names a function of ours.
+    """
     if not compat.is_qwen3_vl(model):
         return
-    parts = (model.model.language_model.config, model.model.visual.config)
-    if not hasattr(model, "_loaded_attention"):
-        model._loaded_attention = tuple(part._attn_implementation for part in parts)
-    for part, name in zip(parts, names or model._loaded_attention, strict=True):
-        part._attn_implementation = name
+    language, visual = model.model.language_model, model.model.visual
+    text_modules = [layer.self_attn for layer in language.layers]
+    vision_modules = [block.attn for block in visual.blocks]
+    for part, modules, position in ((language, text_modules, 0), (visual, vision_modules, 1)):
+        config = part.config
+        if names is not None:
+            config = copy.copy(part.config)
+            config._attn_implementation = names[position]
+        for module in modules:
+            module.config = config
 
 
 def _compile_layers(model: torch.nn.Module, enabled: bool) -> None:

@@ -34,16 +34,12 @@ class ReferenceForward:
 
     def summed_loss(self, batch: dict[str, Any]) -> torch.Tensor:
         """Sum of the next-token losses over label tokens, float32 scalar with gradient."""
-        batch = self._rows(batch)
-        logits = self._logits(batch)
-        return torch.stack([self._row_loss(logits[n], batch["labels"][n]) for n in range(len(logits))]).sum()
+        return self._row_losses(self._rows(batch)).sum()
 
     @torch.no_grad()
     def sample_losses(self, batch: dict[str, Any]) -> torch.Tensor:
         """Summed loss of each sample, float32 [N]."""
-        batch = self._rows(batch)
-        logits = self._logits(batch)
-        return torch.stack([self._row_loss(logits[n], batch["labels"][n]) for n in range(len(logits))])
+        return self._row_losses(self._rows(batch))
 
     @torch.no_grad()
     def last_logprobs(self, batch: dict[str, Any], token_ids: torch.Tensor) -> torch.Tensor:
@@ -86,11 +82,16 @@ class ReferenceForward:
             "position_ids": batch["position_ids"],
         }
 
-    @staticmethod
-    def _row_loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        targets = labels[1:].to(logits.device)
-        # A row without labels would give 0 anyway; float32 copies of one sample at a time bound the memory.
-        return F.cross_entropy(logits[:-1].float(), targets, ignore_index=IGNORED_LABEL, reduction="sum")
+    def _row_losses(self, batch: dict[str, Any]) -> torch.Tensor:
+        logits = self._logits(batch)
+        targets = F.pad(batch["labels"][:, 1:], (0, 1), value=IGNORED_LABEL).to(logits.device)
+        # A float32 copy of one sample at a time bounds the memory; unbind, because the gradient of an index
+        # is a buffer as large as all logits, once for each row.
+        losses = [
+            F.cross_entropy(row.float(), target, ignore_index=IGNORED_LABEL, reduction="sum")
+            for row, target in zip(logits.unbind(0), targets.unbind(0), strict=True)
+        ]
+        return torch.stack(losses)
 
 
 def dummy_vision(model: torch.nn.Module, like: torch.Tensor) -> torch.Tensor:
