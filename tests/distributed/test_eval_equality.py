@@ -203,6 +203,23 @@ def test_letters_are_the_plain_loops_at_every_batch_size_rank_count_and_after_a_
     assert contents(output, MMMU_FILES) == expected_files
 
 
+def test_bf16_letters_do_not_depend_on_who_shares_the_batch(mmmu_argv: Callable, tmp_path: Path):
+    letters, rescored = [], []
+    for budget in ("one", "largest"):
+        argv, output = mmmu_argv(
+            f"bf16-{budget}", "--precision", "bf16", "--token-budget", str(BUDGETS[budget])
+        )
+        run(eval_benchmark.main, argv, tmp_path / "log")
+        predictions = read_jsonl(output / "predictions.jsonl")
+        letters.append([row["prediction"] for row in predictions])
+        rescored.append(sum(row["rescored_alone"] for row in predictions))
+        results = json.loads((output / "mmmu_mc_likelihood_results.json").read_text())
+        assert (results["dtype"], results["rescoring_margin_nat"]) == ("bf16", 0.05)
+        assert results["rescored_alone"] == rescored[-1]
+    assert letters[0] == letters[1]
+    assert min(rescored) > 0, "the random model has close calls"
+
+
 def test_the_real_launcher_on_two_ranks(valloss_argv: Callable, repository: Path, tmp_path: Path):
     argv, output = valloss_argv("launched", "--max-samples", "9", "--num-workers", "1")
     program = str(repository / "workflow_scripts" / "eval_valloss.py")

@@ -46,7 +46,7 @@ def add_common_arguments(parser: argparse.ArgumentParser) -> None:
         "--num-workers", type=int, default=-1, help="loader workers per rank; -1 chooses by device"
     )
     speed.add_argument(
-        "--prefetch-factor", type=int, default=4, help="batches that each worker prepares ahead"
+        "--prefetch-factor", type=int, default=2, help="batches that each worker prepares ahead"
     )
     speed.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
 
@@ -62,4 +62,4 @@ def choose_token_budget(choice: int, device_type: str) -> int:
     """0 as what it stands for on this device: the best measured, see benchmarks/evaluation.md."""
     if choice > 0:
         return choice
-    return 49152 if device_type == "cuda" else 4096
+    return 49152 if device_type == "cuda" else 16384

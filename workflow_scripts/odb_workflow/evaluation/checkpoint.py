@@ -110,7 +110,9 @@ def _from_record(path: Path, given: str) -> Checkpoint:
     if folder is None and not re.fullmatch(r"[\w.-]+/[\w.-]+", named):
         raise UserError(f"the model folder {named!r} is gone", where=str(path), fix="train this arm again")
     found = (
-        _from_hub(named, None) if folder is None else _from_folder(folder, given, sha256=record.get("sha256"))
+        _from_hub(named, record.get("revision"))
+        if folder is None
+        else _from_folder(folder, given, sha256=record.get("sha256"))
     )
     for file in record.get("files") or []:
         target = found.model_dir / file["path"]

@@ -25,6 +25,7 @@ Value = TypeVar("Value")
 #: Ranks finish at different times and wait for each other; the default of 10 to 30 minutes would end long
 #: runs.
 TIMEOUT = datetime.timedelta(hours=12)
+_PEER_IS_GONE = ("Connection closed by peer", "Connection reset by peer", "Broken pipe")
 #: A rank without the error waits this long, so that the launcher does not kill the rank that prints it.
 _QUIET_EXIT_SECONDS = 2.0
 
@@ -45,11 +46,21 @@ class Ranks:
 
     def broadcast(self, value: Any) -> Any:
         """Rank 0's ``value`` on every rank."""
-        return broadcast_object_list([value])[0] if self.world_size > 1 else value
+        return self._exchange(lambda: broadcast_object_list([value])[0]) if self.world_size > 1 else value
 
     def gather(self, value: Value) -> list[Value]:
         """The value of each rank, in rank order, on every rank."""
-        return gather_object([value]) if self.world_size > 1 else [value]
+        return self._exchange(lambda: gather_object([value])) if self.world_size > 1 else [value]
+
+    def _exchange(self, exchange: Callable[[], Any]) -> Any:
+        try:
+            return exchange()
+        except RuntimeError as error:
+            if not any(words in str(error) for words in _PEER_IS_GONE):
+                raise
+            if not self.main:
+                leave_quietly()
+            raise UserError("another rank ended; its own message says why") from error
 
     def main_only(self, function: Callable[[], Value]) -> Value:
         """Run ``function`` on rank 0 and return its value on every rank.

@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, Dataset
 from tqdm import tqdm
 
 from odb_workflow.loaders.processes import GuardedForkContext
+from odb_workflow.loaders.transport import Parcel
 from odb_workflow.runtime.errors import UserError
 
 from .partial import PartialResults
@@ -61,7 +62,7 @@ class LoaderSettings:
     """Workers that prepare batches ahead. ``num_workers`` 0 loads in the main process."""
 
     num_workers: int
-    prefetch_factor: int = 4
+    prefetch_factor: int = 2
 
 
 @dataclass
@@ -107,7 +108,7 @@ class _Collate:
         fault = next((sample for _, sample in pairs if isinstance(sample, Fault)), None)
         if fault is not None:
             return indices, fault
-        return indices, self.collator([sample for _, sample in pairs])
+        return indices, Parcel(self.collator([sample for _, sample in pairs]))
 
 
 def default_workers(device: torch.device, local_world_size: int) -> int:
@@ -217,6 +218,14 @@ def _loaded(
     iterator = iter(loader)
     try:
         yield from iterator
+    except RuntimeError as error:
+        if "DataLoader worker" not in str(error):
+            raise
+        raise UserError(
+            f"a loader process ended: {str(error).splitlines()[0]}",
+            where="memory or /dev/shm",
+            fix="lower --num-workers, --prefetch-factor or --token-budget; the same command goes on",
+        ) from error
     finally:
         if workers:
             iterator._shutdown_workers()
