@@ -17,7 +17,13 @@ from odb_workflow.comparison.collect import (
 from odb_workflow.comparison.differences import difference, paired_runs
 from odb_workflow.comparison.fairness import fairness, ids_checksum
 from odb_workflow.comparison.rows import arm_row
-from odb_workflow.comparison.throughput import time_shares, warmup_steps, window_rates
+from odb_workflow.comparison.throughput import (
+    steady_estimate,
+    steady_ratio,
+    time_shares,
+    warmup_steps,
+    window_rates,
+)
 from odb_workflow.runtime.errors import UserError
 
 
@@ -166,6 +172,11 @@ def test_windows_and_warm_up(results: Path) -> None:
     assert rates is not None
     assert rates["warmup"]["steps"] + rates["steady"]["steps"] == len(run.steps)
     assert len(rates["windows"]["samples_per_second"]) == 10
+    estimate = steady_estimate(rates, "samples_per_second")
+    assert estimate is not None and estimate.value == rates["steady"]["samples_per_second"]
+    assert min(rates["windows"]["samples_per_second"]) < estimate.value
+    same = steady_ratio(rates, rates, "real_tokens_per_second")
+    assert same is not None and same.value == 1 and not same.excludes(1)
     seconds = rates["warmup"]["seconds"] + rates["steady"]["seconds"]
     assert seconds == pytest.approx(run.steps["elapsed_seconds"].iloc[-1])
     steady = 8 * rates["steady"]["steps"] / rates["steady"]["seconds"]

@@ -110,6 +110,19 @@ def test_paired_bootstrap_plain_and_weighted() -> None:
     assert paired_bootstrap(difference) == estimate, "the same data gives the same report"
 
 
+def test_few_long_records_support_no_claim_per_token() -> None:
+    """Forty records of which one holds nearly all tokens weigh like little more than one."""
+    tokens = np.array([1.0] * 39 + [1000.0])
+    estimate = paired_bootstrap(-0.5 * tokens + np.linspace(-0.1, 0.1, 40), tokens)
+    assert estimate.effective_n == pytest.approx(1039**2 / (39 + 1000**2))
+    assert difference_sentence(estimate, digits=2, better="lower").startswith(
+        "too few examples (40 examples weigh"
+    )
+    even = paired_bootstrap(np.linspace(-0.6, -0.4, 40), np.ones(40))
+    assert even.effective_n == pytest.approx(40)
+    assert difference_sentence(even, digits=2, better="lower").startswith("lower, which is better")
+
+
 def test_paired_bootstrap_edges() -> None:
     assert paired_bootstrap([0.0] * 50).as_dict()["high"] == 0.0
     assert paired_bootstrap([1.0]).low is None

@@ -47,8 +47,11 @@ def difference_sentence(
     tail = f"{_number(value, digits)}{' ' + unit if unit else ''} {interval_text(low, high, digits)}"
     if estimate.low is None or estimate.high is None:
         return f"no interval, so nothing is claimed: {tail}"
-    if estimate.n < MIN_PAIRS and "bootstrap" in estimate.method:
+    if "bootstrap" in estimate.method and estimate.n < MIN_PAIRS:
         return f"too few examples ({estimate.n}) to claim anything: {tail}"
+    if estimate.effective_n is not None and estimate.effective_n < MIN_PAIRS:
+        told = f"{estimate.n} examples weigh like {estimate.effective_n:.0f}"
+        return f"too few examples ({told}, a few long ones dominate) to claim anything: {tail}"
     if not estimate.excludes(0.0) or not confirmed:
         return f"no difference shown: {tail}"
     direction = "higher" if estimate.value > 0 else "lower"

@@ -17,7 +17,7 @@ from scipy import stats
 
 LEVEL = 0.95
 MIN_PAIRS = 20
-"""Fewer paired examples than this support no claim: the percentile bootstrap is too narrow there."""
+"""Fewer (effective) pairs than this support no claim: the percentile bootstrap is too narrow there."""
 
 BOOTSTRAP_SEED = 20_240_607
 _BOOTSTRAP_DRAWS = 10_000_000
@@ -34,6 +34,8 @@ class Estimate:
         n: Number of observations behind it (pairs, windows or seeds).
         level: Coverage of the interval.
         method: How the interval was made.
+        effective_n: For weighted means ``(sum w)^2 / sum w^2``: how many equally weighted observations
+            would tell as much. None where it is ``n``.
     """
 
     value: float
@@ -42,6 +44,7 @@ class Estimate:
     n: int
     level: float
     method: str
+    effective_n: float | None = None
 
     def excludes(self, null: float) -> bool:
         """True when the interval exists and ``null`` lies outside it."""
@@ -135,6 +138,7 @@ def paired_bootstrap(
         int(delta.size),
         level,
         f"paired percentile bootstrap, {resamples} resamples",
+        None if weights is None else float(data[1].sum() ** 2 / np.square(data[1]).sum()),
     )
 
 

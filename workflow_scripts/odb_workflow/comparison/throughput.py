@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -62,25 +63,40 @@ def window_rates(steps: pd.DataFrame) -> dict[str, Any] | None:
     count = min(WINDOWS, steady_steps // MIN_WINDOW_STEPS)
     windows: dict[str, list[float]] = {"samples_per_second": [], "real_tokens_per_second": []}
     if count >= MIN_WINDOWS:
-        for part in np.array_split(np.arange(start, len(steps)), count):
-            one = rate(part)
+        # Windows of about equal time, so that the mean of their rates is near the rate of the whole.
+        ends = np.cumsum(seconds[start:])
+        number = np.minimum((ends - seconds[start:] / 2) / max(ends[-1], 1e-9) * count, count - 1).astype(int)
+        for window in np.unique(number):
+            one = rate(start + np.flatnonzero(number == window))
             for key, rates in windows.items():
                 if one[key] is not None:
                     rates.append(one[key])
+        if len(windows["samples_per_second"]) < MIN_WINDOWS:
+            windows = {key: [] for key in windows}
     return {"warmup": rate(slice(0, start)), "steady": rate(slice(start, None)), "windows": windows}
 
 
 def steady_estimate(rates: dict[str, Any] | None, key: str) -> Estimate | None:
-    """Mean steady-state rate with the t interval over windows; None without windows."""
+    """Steady-state rate with the t interval over windows; None without windows."""
     values = ((rates or {}).get("windows") or {}).get(key) or []
-    return mean_interval(values) if values else None
+    if not rates or not values:
+        return None
+    estimate, value = mean_interval(values), rates["steady"][key]
+    shift = value - estimate.value  # the width comes from the windows, the value from all steady steps
+    assert estimate.low is not None and estimate.high is not None
+    return replace(estimate, value=value, low=estimate.low + shift, high=estimate.high + shift)
 
 
 def steady_ratio(arm: dict[str, Any] | None, reference: dict[str, Any] | None, key: str) -> Estimate | None:
     """Ratio of the steady-state rates of two arms with an interval over windows; None without windows."""
     top = ((arm or {}).get("windows") or {}).get(key) or []
     bottom = ((reference or {}).get("windows") or {}).get(key) or []
-    return ratio_of_means(top, bottom) if top and bottom and min(*top, *bottom) > 0 else None
+    if not arm or not reference or not top or not bottom or min(*top, *bottom) <= 0:
+        return None
+    estimate, value = ratio_of_means(top, bottom), arm["steady"][key] / reference["steady"][key]
+    factor = value / estimate.value
+    assert estimate.low is not None and estimate.high is not None
+    return replace(estimate, value=value, low=estimate.low * factor, high=estimate.high * factor)
 
 
 def time_shares(summary: dict[str, Any], steps: pd.DataFrame | None) -> dict[str, float] | None:
