@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 from pathlib import Path
 
 from odb_workflow.runtime.errors import UserError, run_main
@@ -65,11 +66,19 @@ def build(options: argparse.Namespace, folder: Path) -> None:
     build_from(options.sources, folder)
 
 
+def remove_leftovers(output: Path) -> None:
+    """Delete what killed builds of the same output left; the lock says that none is running."""
+    for pattern in (f".{output.name}.*.part", f".{output.name}.*.old"):
+        for folder in output.parent.glob(pattern):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
 def main() -> None:
     options = parse_arguments()
     setup_logging()
     options.output.parent.mkdir(parents=True, exist_ok=True)
     with folder_lock(options.output.parent / f".{options.output.name}.build", "a build of the TMDB"):
+        remove_leftovers(options.output)
         try:
             with atomic_directory(options.output) as folder:
                 build(options, folder)

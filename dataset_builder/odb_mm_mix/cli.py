@@ -14,7 +14,7 @@ from .writer import write_tmdb
 
 
 def parse_sizes(text: str) -> dict[str, int]:
-    """``"4000"`` or ``'{"vqa_like": 2000}'`` -> records per source; sources not named keep their default.
+    """``"4000"``, ``'{"total": 4000}'`` or ``'{"vqa_like": 2000}'`` -> records per source; sources not named keep their default.
 
     Raises:
         ValueError: not a number, not a JSON object, an unknown source, or a negative count.
@@ -23,6 +23,8 @@ def parse_sizes(text: str) -> dict[str, int]:
         value = json.loads(text)
     except json.JSONDecodeError as error:
         raise ValueError(f"--sizes is neither a number nor JSON: {text!r} ({error})") from None
+    if isinstance(value, dict) and set(value) == {"total"}:
+        value = value["total"]
     if isinstance(value, int) and not isinstance(value, bool):
         if value < len(SOURCES):
             raise ValueError(f"--sizes {value}: at least {len(SOURCES)} records, one a source")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import importlib.metadata
 import json
 import logging
 import os
@@ -12,9 +13,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from packaging.requirements import Requirement
+
 from ...runtime.errors import UserError
 from ...runtime.files import iter_lines, read_json
 from .checkout import BUILDER_PROGRAM
+from .git import without_credentials
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +36,7 @@ def run_builder_program(checkout: Path, output: Path, arguments: list[str], inst
             this workflow stays as it is pinned.
 
     Raises:
-        UserError: the program is missing or fails; the message holds its last lines.
+        UserError: the program is missing, lacks packages or fails; the message holds its last lines.
     """
     program = checkout / BUILDER_PROGRAM
     if not program.is_file():
@@ -40,9 +44,7 @@ def run_builder_program(checkout: Path, output: Path, arguments: list[str], inst
             f"no {BUILDER_PROGRAM} in the builder", where=str(checkout), fix="check builder.repo and ref"
         )
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
-    paths = [str(checkout.resolve())]
-    if install and any((checkout / name).is_file() for name in PACKAGE_FILES):
-        paths.insert(0, str(_install_package(checkout)))
+    paths = _python_paths(checkout, install)
     environment["PYTHONPATH"] = os.pathsep.join([*paths, *filter(None, [os.environ.get("PYTHONPATH")])])
     command = [
         sys.executable,
@@ -78,29 +80,75 @@ def run_builder_program(checkout: Path, output: Path, arguments: list[str], inst
         )
 
 
-def _install_package(checkout: Path) -> Path:
+def _python_paths(checkout: Path, install: bool) -> list[str]:
+    """What PYTHONPATH needs for the builder's package, the installed copy before the checkout itself."""
+    plain = [str(folder.resolve()) for folder in (checkout / "src", checkout) if folder.is_dir()]
+    if not install or not any((checkout / name).is_file() for name in PACKAGE_FILES):
+        return plain
     target = checkout.with_name(checkout.name + "-site")
     commit = subprocess.run(
         ["git", "-C", str(checkout), "rev-parse", "HEAD"], capture_output=True, text=True
     ).stdout
     stamp = target / ".commit"
-    if commit and stamp.is_file() and stamp.read_text() == commit:
-        return target
-    shutil.rmtree(target, ignore_errors=True)
-    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation"]
-    done = subprocess.run(
-        [*command, "--disable-pip-version-check", "--target", str(target), str(checkout)],
-        capture_output=True,
-        text=True,
-    )
-    if done.returncode:
-        raise UserError(
-            f"the builder's package cannot be installed:\n{done.stderr.strip()[-800:]}",
-            where=str(checkout),
-            fix="check builder.ref, or build the TMDB by hand and set builder.kind: existing",
+    if not (commit and stamp.is_file() and stamp.read_text() == commit):
+        message = _install(checkout, target)
+        if message:
+            # without pip, build tool or network the plain checkout is what `pip install -e` would give
+            logger.warning("the builder's package is used from its checkout: %s", message)
+            return plain
+        stamp.write_text(commit)
+    _check_requirements(target)
+    return [str(target.resolve()), *plain]
+
+
+def _install(checkout: Path, target: Path) -> str | None:
+    """Install the package alone into ``target``; returns why it cannot be done, or None."""
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--disable-pip-version-check"]
+    message = ""
+    # first with the build tool that is here, then with the one that the package asks for (network)
+    for more in (["--no-build-isolation"], []):
+        shutil.rmtree(target, ignore_errors=True)
+        done = subprocess.run(
+            [*command, *more, "--target", str(target), str(checkout.resolve())],
+            capture_output=True,
+            text=True,
+            stdin=subprocess.DEVNULL,
         )
-    stamp.write_text(commit)
-    return target
+        if done.returncode == 0:
+            return None
+        message = message or (done.stderr.strip().splitlines() or ["pip failed"])[-1]
+    shutil.rmtree(target, ignore_errors=True)
+    return without_credentials(message)
+
+
+def _check_requirements(target: Path) -> None:
+    """Check that the packages that the builder asks for are in this environment.
+
+    Raises:
+        UserError: some are missing or have another version; all are listed, with the command that adds them.
+    """
+    missing = []
+    for distribution in importlib.metadata.distributions(path=[str(target)]):
+        for text in distribution.requires or []:
+            requirement = Requirement(text)
+            if requirement.marker and not requirement.marker.evaluate({"extra": ""}):
+                continue
+            try:
+                version = importlib.metadata.version(requirement.name)
+            except importlib.metadata.PackageNotFoundError:
+                version = None
+            if version is None or not requirement.specifier.contains(version, prereleases=True):
+                requirement.marker = None
+                missing.append((str(requirement), version))
+    if missing:
+        listed = ", ".join(f"{text} (here: {version or 'missing'})" for text, version in missing)
+        wanted = " ".join(f"'{text}'" for text, version in missing if version is None)
+        raise UserError(
+            f"the dataset builder needs packages that this environment lacks: {listed}",
+            where=str(target),
+            fix=(f"pip install {wanted}; " if wanted else "")
+            + "or build the TMDB in an environment of its own and set builder.kind: existing",
+        )
 
 
 def check_contract(folder: Path) -> dict[str, Any]:
