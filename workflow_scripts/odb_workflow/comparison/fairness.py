@@ -55,6 +55,8 @@ EQUAL_KEYS = (
 )
 # Shown; where it differs, a note: a commit may have changed nothing that matters, `code_version` says that.
 NOTED_KEYS = ("git_commit",)
+# Follows from the memory that happened to be free; changes no number.
+HARMLESS_KEYS = ("performance_switches.loss_chunk_tokens",)
 NESTED_KEYS = ("performance_switches", "versions", "split", "trained")
 # Counts that must agree: a different number of samples or label tokens is a different amount of training.
 SAME_WORK = ("emitted_samples", "real_tokens", "label_tokens")
@@ -117,7 +119,9 @@ def fairness(arms: list[ArmResult], reference: str) -> dict[str, Any]:
         (differences that follow from batching), ``same_ids`` (True, False, or None without checksums).
     """
     facts = {arm.name: found for arm in arms if arm.name != UNTRAINED and (found := arm_facts(arm))}
-    keys = list(dict.fromkeys(key for found in facts.values() for key in found))
+    order = (*BATCHING_KEYS, *OUTCOME_KEYS, *EQUAL_KEYS, *NOTED_KEYS)
+    known = dict.fromkeys(key for found in facts.values() for key in found)
+    keys = [key for key in order if key in known] + [key for key in known if key not in order]
     warnings: list[str] = []
     notes: list[str] = []
     base = facts.get(reference)
@@ -130,7 +134,7 @@ def fairness(arms: list[ArmResult], reference: str) -> dict[str, Any]:
             continue
         for key in keys:
             batching = key in BATCHING_KEYS or (key in OUTCOME_KEYS and key not in SAME_WORK)
-            if batching or key.startswith("samples_audit."):
+            if batching or key in HARMLESS_KEYS or key.startswith("samples_audit."):
                 continue
             one, other = found.get(key), base.get(key)
             if not _differs(key, one, other):

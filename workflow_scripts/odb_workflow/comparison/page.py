@@ -89,6 +89,17 @@ def arm_words(row: dict[str, Any]) -> str:
     return ", ".join([*words, *([str(settings["padding"])] if "padding" in settings else [])])
 
 
+def fact_text(value: Any) -> str:
+    """A recorded setting or count as text."""
+    if value is None:
+        return "–"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
 def example_records(folder: Path | None) -> list[dict[str, Any]]:
     """Committed example records: file name, headline fields, and the whole text."""
     found = []
@@ -134,6 +145,7 @@ def render(
         metrics=METRICS,
         more=MORE,
         arm_words=arm_words,
+        fact_text=fact_text,
         p_text=p_text,
         show=Numbers(comparison),
         finite=is_finite,
