@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 
+# What compiled layers keep of the counted bytes (measured on an H200: 64 KB a token and layer of a 2B model).
+COMPILED_SHARE = 0.6
 # Share of the device's memory that a training step may plan to fill; the rest is fragmentation and kernels.
 USABLE_SHARE = 0.90
 
@@ -14,8 +16,7 @@ def layer_bytes_per_token(text_config: Any, element_bytes: int) -> int:
     """Bytes that one decoder layer keeps for its backward pass, per token (not recomputed, not compiled).
 
     Counted from the layer's saved tensors: two norms with their float32 copies, query, key and value
-    before and after norm and rotation, attention output, and four tensors of the MLP. Compiled layers keep
-    about 60 % of it.
+    before and after norm and rotation, attention output, and four tensors of the MLP.
     """
     hidden = text_config.hidden_size
     head = getattr(text_config, "head_dim", None) or hidden // text_config.num_attention_heads
@@ -37,6 +38,7 @@ class CheckpointPlan:
         element_bytes: Bytes per activation.
         device: Where the model trains. ``auto`` on a CPU is ``off``.
         pending_bytes: Gradients and optimizer states that are not allocated yet when the plan is made.
+        compiled: Whether the layers are compiled.
     """
 
     def __init__(
@@ -46,13 +48,15 @@ class CheckpointPlan:
         element_bytes: int,
         device: torch.device,
         pending_bytes: int = 0,
+        compiled: bool = False,
     ) -> None:
         self.layers = text_config.num_hidden_layers
         self.hidden_bytes = text_config.hidden_size * element_bytes
         self.device = device
         self.automatic = choice == "auto" and device.type == "cuda"
         self.fixed = _interval(choice, self.layers) if not self.automatic else frozenset()
-        self.bytes_per_token = layer_bytes_per_token(text_config, element_bytes)
+        counted = layer_bytes_per_token(text_config, element_bytes)
+        self.bytes_per_token = int(counted * (COMPILED_SHARE if compiled else 1.0))
         self.pending_bytes = pending_bytes
         self.baseline = torch.cuda.memory_allocated(device) if self.automatic else 0
         self.last: frozenset[int] = self.fixed

@@ -151,7 +151,9 @@ class VLMForward(torch.nn.Module):
         return None
 
     def _build_reference(self, reason: str, vision_trained: bool, training: bool) -> None:
-        _set_attention(self.model, None)
+        if compat.is_qwen3_vl(self.model):
+            _set_attention(self.model, None)
+            _compile_layers(self.model, False)
         if self.performance.on("cudnn_attention", True) and self.device.type == "cuda":
             compat.set_cudnn_attention(True)
         choice = self.performance.checkpointing
@@ -203,6 +205,7 @@ class VLMForward(torch.nn.Module):
             torch.finfo(compute).bits // 8,
             self.device,
             pending_bytes=pending if training else 0,
+            compiled=compiled,
         )
         self._fast = FastQwen3VL(self.model, choice, self.plan)
         self._switches = {
@@ -263,8 +266,6 @@ def _set_attention(model: torch.nn.Module, names: tuple[str, str] | None) -> Non
     The attention modules get configurations of their own, so that the model's configuration, which is saved
     and copied, never names a function of ours.
     """
-    if not compat.is_qwen3_vl(model):
-        return
     language, visual = model.model.language_model, model.model.visual
     text_modules = [layer.self_attn for layer in language.layers]
     vision_modules = [block.attn for block in visual.blocks]
