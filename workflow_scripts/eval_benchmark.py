@@ -54,11 +54,11 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
 def main(argv: Sequence[str] | None = None) -> None:
     """Evaluate; see the module's docstring."""
     arguments = parse_arguments(argv)
-    from odb_workflow.evaluation.mmmu import FOLDER
+    from odb_workflow.evaluation.mmmu import FOLDERS
     from odb_workflow.evaluation.mmmu_run import evaluate
     from odb_workflow.evaluation.session import open_session
 
-    with open_session(arguments, FOLDER) as session:
+    with open_session(arguments, FOLDERS[arguments.protocol]) as session:
         evaluate(session, arguments, code_version=CODE_VERSION)
 
 

@@ -98,6 +98,8 @@ def test_splits_and_lengths_that_do_not_fit(valloss: Callable):
     assert "val_start is 60" in text
     text = valloss("--max-length", "500")
     assert "--max-length is 500, the dataset was validated with 16384" in text
+    text = valloss("--max-samples", "-1", "--prefetch-factor", "0")
+    assert "--max-samples is -1" in text and "--prefetch-factor is 0" in text
 
 
 def test_rows_that_cannot_be_scored_are_listed_or_counted(

@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 
 import pytest
-
 from odb_workflow.evaluation.mmmu_data import load_benchmark
 from odb_workflow.evaluation.mmmu_protocol import (
     IMAGES_FIRST,

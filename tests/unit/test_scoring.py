@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 
 import pytest
-
 from odb_workflow.evaluation.letters import check_prompt_ends, letter_token_ids
 from odb_workflow.evaluation.mmmu_protocol import IMAGES_FIRST, Excluded, build_question
 from odb_workflow.evaluation.scoring import (

@@ -9,7 +9,6 @@ import random
 from pathlib import Path
 
 import pytest
-
 from odb_workflow.evaluation.checkpoint import processor_fallback, resolve_checkpoint
 from odb_workflow.evaluation.partial import PartialResults
 from odb_workflow.evaluation.plan import batches_of_rank, plan_batches, remaining_batches
@@ -182,21 +181,23 @@ def test_the_identity_follows_the_files(model_dir: Path):
 def test_what_is_no_checkpoint(tmp_path: Path, model_dir: Path):
     with pytest.raises(UserError, match="the checkpoint does not exist"):
         resolve_checkpoint(str(tmp_path / "nowhere"))
-    with pytest.raises(UserError, match="no config.json"):
+    with pytest.raises(UserError, match="cannot fetch the model from the Hub"):
+        resolve_checkpoint("nobody/no-such-model")
+    with pytest.raises(UserError, match=r"no config\.json"):
         resolve_checkpoint(str(tmp_path))
     with pytest.raises(UserError, match="no model was saved") as caught:
         resolve_checkpoint(str(record(model_dir, saved=False)))
     assert "SAVE_FINAL_MODEL=1" in caught.value.fix
     with pytest.raises(UserError, match="has 4 bytes, the record says 5"):
         resolve_checkpoint(str(record(model_dir, files=[{"path": "model.safetensors", "bytes": 5}])))
-    with pytest.raises(UserError, match="lacks second.safetensors"):
+    with pytest.raises(UserError, match=r"lacks second.safetensors"):
         resolve_checkpoint(str(record(model_dir, files=[{"path": "second.safetensors"}])))
     (model_dir / "model.safetensors").write_bytes(b"4321")
     with pytest.raises(UserError, match="does not have the checksum of the record"):
         resolve_checkpoint(str(record(model_dir)))
     path = record(model_dir)
     path.write_text('{"arm": "odb"}')
-    with pytest.raises(UserError, match="not the checkpoint.json of a training"):
+    with pytest.raises(UserError, match=r"not the checkpoint.json of a training"):
         resolve_checkpoint(str(path))
     (model_dir / "model.safetensors").unlink()
     path.unlink()

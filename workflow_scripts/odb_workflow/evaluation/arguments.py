@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 
+from odb_workflow.runtime.errors import UserError, combine_errors
+
 
 def add_common_arguments(parser: argparse.ArgumentParser) -> None:
     """Checkpoint, output, precision and speed."""
@@ -49,6 +51,23 @@ def add_common_arguments(parser: argparse.ArgumentParser) -> None:
         "--prefetch-factor", type=int, default=2, help="batches that each worker prepares ahead"
     )
     speed.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
+
+
+def check_common_arguments(arguments: argparse.Namespace) -> None:
+    """Refuse numbers that mean nothing, all in one message.
+
+    Raises:
+        UserError: names each flag and its value.
+    """
+    least = {"max_samples": 0, "image_max_pixels": 0, "token_budget": 0, "batch_max_samples": 1}
+    least |= {"num_workers": -1, "prefetch_factor": 1}
+    faults: list[UserError | str] = [
+        f"--{name.replace('_', '-')} is {getattr(arguments, name)}, it must be at least {limit}"
+        for name, limit in least.items()
+        if getattr(arguments, name) < limit
+    ]
+    if faults:
+        raise combine_errors(faults, "wrong arguments:")
 
 
 def choose_precision(choice: str, device_type: str) -> str:

@@ -21,7 +21,8 @@ from .runner import ItemError
 
 logger = logging.getLogger(__name__)
 
-FOLDER = "mmmu_mc_likelihood_accelerate"
+#: Default results folder of each protocol: their numbers never share a file.
+FOLDERS = {"v1": "mmmu_mc_likelihood_accelerate", "inline": "mmmu_mc_likelihood_inline_accelerate"}
 _SHOWN_ERRORS = 20
 
 

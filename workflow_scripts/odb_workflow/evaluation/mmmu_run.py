@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+from pathlib import Path
 from typing import Any
 
 from odb_workflow.processing.identity import processor_identity
@@ -40,9 +41,13 @@ def evaluate(session: Session, arguments: argparse.Namespace, *, code_version: i
     """
     protocol = PROTOCOLS[arguments.protocol]
     ranks = session.ranks
-    benchmark = ranks.together(
-        lambda: load_benchmark(arguments.dataset, arguments.split, parse_subjects(arguments.subjects))
-    )
+
+    def load() -> Benchmark:
+        return load_benchmark(arguments.dataset, arguments.split, parse_subjects(arguments.subjects))
+
+    if ranks.world_size > 1 and not Path(arguments.dataset).exists():
+        ranks.main_only(lambda: load() and None)  # one download, which the others then find in the cache
+    benchmark = ranks.together(load)
     if benchmark.absent and ranks.main:
         logger.warning("%d of MMMU's 30 subjects are not in %s", len(benchmark.absent), arguments.dataset)
     processor = load_session_processor(session, arguments)

@@ -26,7 +26,7 @@ from odb_workflow.runtime.lock import folder_lock
 from odb_workflow.runtime.log import setup_logging
 from odb_workflow.runtime.provenance import now, provenance, without_home
 
-from .arguments import choose_precision, choose_token_budget
+from .arguments import check_common_arguments, choose_precision, choose_token_budget
 from .checkpoint import Checkpoint, processor_fallback, resolve_checkpoint
 from .publish import publish
 from .ranks import Ranks, start_ranks
@@ -86,6 +86,7 @@ def open_session(arguments: argparse.Namespace, default_folder: str) -> Iterator
     if not ranks.main:
         transformers.utils.logging.disable_progress_bar()
     try:
+        ranks.together(lambda: check_common_arguments(arguments))
         performance = ranks.together(lambda: PerformanceSettings.parse(arguments.performance))
 
         def find() -> tuple[dict[str, Any], str | None]:
@@ -189,7 +190,7 @@ def make_loader_settings(session: Session, arguments: argparse.Namespace) -> Loa
     workers = arguments.num_workers
     if workers < 0:
         workers = default_workers(session.ranks.device, session.ranks.local_world_size)
-    return LoaderSettings(workers, max(1, arguments.prefetch_factor))
+    return LoaderSettings(workers, arguments.prefetch_factor)
 
 
 def publish_results(
