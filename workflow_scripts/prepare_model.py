@@ -15,7 +15,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from odb_workflow.model.identity import hub_model_identity, local_model_identity, looks_like_hub_id
+from odb_workflow.model.identity import (
+    check_remote_code,
+    hub_model_identity,
+    local_model_identity,
+    looks_like_hub_id,
+)
 from odb_workflow.runtime.errors import UserError, run_main
 from odb_workflow.runtime.files import atomic_write_json, iter_lines
 from odb_workflow.runtime.log import setup_logging
@@ -73,6 +78,7 @@ def main() -> None:
     elif Path(options.model).exists() or not looks_like_hub_id(options.model):
         place = options.model
         identity = {"path": without_home(place), **local_model_identity(Path(place))}
+        check_remote_code(Path(place) / "config.json", options.trust_remote_code, place)
     else:
         place = options.model
         identity = {

@@ -14,7 +14,9 @@ from .writer import write_tmdb
 
 
 def parse_sizes(text: str) -> dict[str, int]:
-    """``"4000"``, ``'{"total": 4000}'`` or ``'{"vqa_like": 2000}'`` -> records per source; sources not named keep their default.
+    """Records per source from ``4000``, ``{"total": 4000}`` or ``{"vqa_like": 2000}``.
+
+    Sources that are not named keep their default.
 
     Raises:
         ValueError: not a number, not a JSON object, an unknown source, or a negative count.

@@ -33,12 +33,11 @@ def local_model_identity(folder: Path) -> dict[str, Any]:
     config = read_json(config_file)
     weights = sorted({path for pattern in WEIGHT_PATTERNS for path in folder.glob(pattern)})
     faults = []
-    if not weights:
-        faults.append("no weights (*.safetensors)")
+    faults += _weight_faults(folder, weights)
     if not any((folder / name).is_file() for name in PROCESSOR_FILES):
         faults.append("no image processor (preprocessor_config.json)")
     if not takes_images(config):
-        faults.append(f"model type {config.get('model_type')!r} takes no images")
+        faults.append(f"model type {config.get('model_type')!r} is no image-text-to-text model")
     if faults:
         raise UserError(
             "not a usable vision-language model: " + "; ".join(faults),
@@ -82,7 +81,7 @@ def hub_model_identity(name: str, revision: str | None) -> dict[str, Any]:
     config = read_json(config_file)
     if not takes_images(config):
         raise UserError(
-            f"model type {config.get('model_type')!r} takes no images",
+            f"model type {config.get('model_type')!r} is no image-text-to-text model",
             where=f"model.path {name!r}",
             fix="choose an image-text-to-text model",
         )
@@ -96,16 +95,55 @@ def hub_model_identity(name: str, revision: str | None) -> dict[str, Any]:
 
 
 def takes_images(config: dict[str, Any]) -> bool:
-    """Whether a model's config describes a vision tower beside a language model."""
-    return bool(config.get("vision_config")) or any(
-        "ForConditionalGeneration" in name and "VL" in name for name in config.get("architectures") or []
-    )
+    """Whether transformers has an image-text-to-text model for this config, or its own code may have one.
+
+    A model with its own code (``auto_map``) is taken at its word; loading it needs ``--trust-remote-code``.
+    """
+    from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
+
+    if config.get("model_type") in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES:
+        return True
+    return "auto_map" in config and bool(config.get("vision_config"))
+
+
+def check_remote_code(config_file: Path, trusted: bool, where: str) -> None:
+    """Stop before a model that only loads with its own code, unless that is allowed.
+
+    Raises:
+        UserError: transformers does not know the model type and ``trusted`` is off.
+    """
+    from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
+
+    config = read_json(config_file)
+    if config.get("model_type") not in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES and not trusted:
+        raise UserError(
+            f"model type {config.get('model_type')!r} needs code that comes with the checkpoint",
+            where=where,
+            fix="read that code; if you trust it, set model.trust_remote_code: true (--trust-remote-code)",
+        )
 
 
 def looks_like_hub_id(name: str) -> bool:
     """``owner/name`` that is no path."""
     parts = name.split("/")
     return len(parts) == 2 and all(parts) and not name.startswith((".", "~", "/"))
+
+
+def _weight_faults(folder: Path, weights: list[Path]) -> list[str]:
+    """What is wrong with the weight files: none, shards of the index missing, or Git LFS pointers."""
+    faults = []
+    if not weights:
+        faults.append("no weights (*.safetensors)")
+    for index in sorted(folder.glob("*.index.json")):
+        named = set((read_json(index).get("weight_map") or {}).values())
+        missing = sorted(name for name in named if not (folder / name).is_file())
+        if missing:
+            faults.append(f"{index.name} names weight files that are missing: {', '.join(missing)}")
+    for path in weights:
+        with open(path, "rb") as handle:
+            if handle.read(40).startswith(b"version https://git-lfs"):
+                faults.append(f"{path.name} is a Git LFS pointer, not weights (run: git lfs pull)")
+    return faults
 
 
 def _missing(folder: Path) -> UserError:

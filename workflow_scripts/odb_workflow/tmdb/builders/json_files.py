@@ -43,7 +43,7 @@ def build_from_json(sources_file: Path, folder: Path) -> dict[str, Any]:
             if missing:
                 logger.warning("source %s: %d image files are missing", source.name, missing)
             logger.info("source %s: %d records", source.name, writer.sources[source.name])
-        return writer.finish("json", upstream=[source.model_dump(mode="json") for source in listed.sources])
+        return writer.finish("json", listed.sources)
 
 
 def read_records(path: Path) -> Iterator[Any]:
