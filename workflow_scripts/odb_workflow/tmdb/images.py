@@ -19,7 +19,6 @@ that its decoder conceals without a word (flipped bits, a cut hidden by an end m
 
 from __future__ import annotations
 
-import hashlib
 import io
 import os
 import re
@@ -30,6 +29,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import xxhash
 from PIL import Image, ImageCms, ImageFile, ImageOps
 
 #: Larger images are refused before they are decoded (Pillow's own warning limit).
@@ -123,10 +123,10 @@ def read_bytes(path: str | Path) -> bytes:
 
 
 def content_hash(image: Image.Image) -> int:
-    """64-bit hash of the decoded pixels: equal for the same picture in another lossless file."""
-    digest = hashlib.blake2b(f"{image.size}".encode(), digest_size=8)
+    """64-bit hash of the decoded RGB pixels: equal for the same picture in another lossless file."""
+    digest = xxhash.xxh3_64(f"{image.size}".encode())
     digest.update(image.tobytes())
-    return int.from_bytes(digest.digest(), "little", signed=True)
+    return int.from_bytes(digest.digest(), "big", signed=True)
 
 
 def read_image(
