@@ -1,7 +1,7 @@
 """A checkout whose programs only write their output files, so that a whole run takes seconds.
 
-Snakefile, rules, configuration, flags and records are the real ones; what Snakemake records about the finished run
-is therefore what it records about a real one.
+Snakefile, rules, configuration, flags and records are the real ones; what Snakemake records about the
+finished run is therefore what it records about a real one.
 """
 
 from __future__ import annotations

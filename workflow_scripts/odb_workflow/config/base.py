@@ -44,5 +44,17 @@ TextList = Annotated[list[str], BeforeValidator(_as_list)]
 """A list of strings, or one string with commas."""
 OptionalText = Annotated[str | None, BeforeValidator(_no_empty)]
 """A string or null."""
+
+
+def _no_braces(value: Any) -> Any:
+    if isinstance(value, str) and ("{" in value or "}" in value):
+        raise ValueError("braces are wildcards of Snakemake and cannot stand in this path")
+    return value
+
+
 Text = Annotated[str, Field(min_length=1)]
 """A string that is not empty."""
+Folder = Annotated[str, Field(min_length=1), BeforeValidator(_no_braces)]
+"""A path below which rules write."""
+OptionalFolder = Annotated[str | None, BeforeValidator(_no_braces), BeforeValidator(_no_empty)]
+"""A path below which rules write, or null."""

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from .base import Block, Count, Fraction, Number, OptionalText, Positive, Text, TextList
+from .base import Block, Count, Folder, Fraction, Number, OptionalText, Positive, Text, TextList
 
 
 class Builder(Block):
@@ -25,7 +25,7 @@ class Builder(Block):
         default=None,
         description="`git`: commit, tag or branch; a commit is the only one that stays the same.",
     )
-    checkout: Text = Field(
+    checkout: Folder = Field(
         default=".deps/build-mm-mix-dataset", description="Folder of the builder's checkout."
     )
     args: TextList = Field(
@@ -45,7 +45,7 @@ class Builder(Block):
 class Data(Block):
     """The TMDB on disk and what happens to bad records."""
 
-    dir: Text = Field(description="Folder of the TMDB.")
+    dir: Folder = Field(description="Folder of the TMDB.")
     source_dir: OptionalText = Field(
         default=None,
         description="Copy the TMDB from here to `local_dir` before training (slow shared disks).",

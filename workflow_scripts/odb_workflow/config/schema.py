@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-from .base import Block, Count, OptionalText
+from .base import Block, Count, OptionalFolder
 from .blocks_data import Builder, Data, Model, Split
 from .blocks_evaluation import Evaluation, Report, Resources
 from .blocks_training import Arm, Training
@@ -64,11 +64,11 @@ class Config(Block):
         description="Name of the run; it has its own folders under `outputs/`, `results/` and `logs/`."
     )
     device: Literal["cpu", "cuda"] = Field(default="cuda", description="What training and evaluation run on.")
-    output_root: OptionalText = Field(default=None, description="Folder of the run; null: `outputs/<run>`.")
-    results_root: OptionalText = Field(
+    output_root: OptionalFolder = Field(default=None, description="Folder of the run; null: `outputs/<run>`.")
+    results_root: OptionalFolder = Field(
         default=None, description="Folder of the comparison; null: `results/<run>`."
     )
-    log_root: OptionalText = Field(default=None, description="Folder of the logs; null: `logs/<run>`.")
+    log_root: OptionalFolder = Field(default=None, description="Folder of the logs; null: `logs/<run>`.")
     builder: Builder = Field(description="Where the TMDB comes from.")
     data: Data = Field(description="The TMDB on disk.")
     model: Model = Field(description="The base model.")

@@ -108,24 +108,26 @@ class Lifecycle:
         if page.is_file():
             print(f"comparison: {page}", file=sys.stderr, flush=True)
 
-    def failed(self, log: str) -> None:
-        """After a failure: each failed job's log and its last lines."""
-        try:
-            text = Path(log).read_text(encoding="utf-8", errors="replace")
-        except OSError:
-            return
+    def failed(self, log: str | list[str]) -> None:
+        """After a failure: each failed job's log and its last lines.
+
+        Args:
+            log: Snakemake's own log, or several of them.
+        """
+        files = [log] if isinstance(log, str) else log
+        text = "\n".join(last_lines(file, count=100_000, size=10_000_000, indent="") for file in files)
         for file in dict.fromkeys(_LOG_LINE.findall(text)):
             print(f"\nlast lines of {file}:", file=sys.stderr)
             print(last_lines(file), file=sys.stderr, flush=True)
 
 
-def last_lines(file: str, count: int = LAST_LINES) -> str:
-    """The last lines of a log, indented; says so where there is none."""
+def last_lines(file: str, count: int = LAST_LINES, *, size: int = 64_000, indent: str = "    ") -> str:
+    """The last lines of a log, indented, from its last ``size`` bytes; says so where there is none."""
     try:
         with open(file, "rb") as handle:
             handle.seek(0, 2)
-            handle.seek(max(0, handle.tell() - 64_000))
+            handle.seek(max(0, handle.tell() - size))
             lines = handle.read().decode("utf-8", "replace").splitlines()
     except OSError as error:
-        return f"    (cannot be read: {error.strerror})"
-    return "\n".join(f"    {line}" for line in lines[-count:]) or "    (empty)"
+        return f"{indent}(cannot be read: {error.strerror})"
+    return "\n".join(f"{indent}{line}" for line in lines[-count:]) or f"{indent}(empty)"

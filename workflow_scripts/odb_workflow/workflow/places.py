@@ -19,7 +19,7 @@ from ..config.schema import Config
 from . import flags
 from .code_version import code_version
 from .paths import External, Paths, external_name, literal
-from .records import RECORD, training_settings
+from .records import RECORD
 
 PROGRAMS = {
     "clone_dataset_builder": "clone_dataset_builder.py",
@@ -206,16 +206,13 @@ class Places:
     def record_command(self, arm: str, seed_part: str) -> list[str]:
         """The command that records what a training was made with: what the guard compares later, and the
         merged configuration."""
-        record = {
-            "arm": arm,
-            "seed": self.seed(seed_part),
-            "settings": training_settings(self.config, arm),
-            "config": self.config.model_dump(mode="json"),
-        }
+        # Only what differs from the schema's defaults: the command stays short enough to read in a log.
+        changed = self.config.model_dump(mode="json", exclude_defaults=True)
         folder = f"{self.paths.output}/{arm}/{seed_part}"
         return [
             *(self.python, f"{self.scripts}/record_run.py"),
-            *("--output", f"{folder}{RECORD}", "--record", json.dumps(record, ensure_ascii=False)),
+            *("--output", f"{folder}{RECORD}", "--arm", arm, "--seed", str(self.seed(seed_part))),
+            *("--config", json.dumps(changed, ensure_ascii=False, separators=(",", ":"))),
             *("--include", f"data={self.paths.data_identity}"),
             *("--include", f"builder={self.paths.clone_record}"),
             *("--include", f"base_model={self.paths.output}/model.json"),

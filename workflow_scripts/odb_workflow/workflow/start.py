@@ -63,7 +63,13 @@ def requested_targets(arguments: Sequence[str], arms: Sequence[str]) -> list[str
     """Targets named on Snakemake's command line; it tells them to the workflow only after reading the
     Snakefile."""
     known = {*TARGETS, *RULES, *(f"{kind}_{arm}" for kind in ("train", "eval", "all") for arm in arms)}
-    return [argument for argument in arguments if argument in known]
+    counts = {"-c", "--cores", "-j", "--jobs"}  # `--cores all` is no target
+    before = ["", *arguments]
+    return [
+        name
+        for option, name in zip(before, arguments, strict=False)
+        if name in known and option not in counts
+    ]
 
 
 def _guarded(run: Run, targets: list[str], load: Any) -> Run:
