@@ -237,6 +237,11 @@ LLAVA = (
     "{% for p in m.content %}{% if p.type == 'text' %}{{ p.text }}{% endif %}{% endfor %}"
     "{% if m.role == 'assistant' %}<|endoftext|>{% else %} {% endif %}{% endfor %}"
 )
+PRINTS_ANSWERS = (  # as some published fine-tunes of Qwen3-VL do
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.role == 'user' %}{% for p in m.content %}"
+    "{% if p.type == 'image' %}Picture 1: <|vision_start|><|image_pad|><|vision_end|>\n{% else %}{{ p.text }}"
+    "{% endif %}{% endfor %}{% else %}{{ m.content }}{% endif %}<|im_end|>\n{% endfor %}"
+)
 NO_END = "{% for m in messages %}[{{ m.role }}] {% for p in m.content %}{{ p.text }}{% endfor %} {% endfor %}"
 ALTERNATING = (
     "{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}"
@@ -265,6 +270,7 @@ def with_template(own_processor, template: str):
         (LLAVA, ["  one \n<|endoftext|>", " two<|endoftext|>"]),
         (NO_END, ["  one \n", " two"]),
         (ALTERNATING, ["  one \n<|im_end|>", "two<|im_end|>"]),
+        (PRINTS_ANSWERS, ["  one \n<|im_end|>", "two<|im_end|>"]),
     ],
 )
 def test_other_templates(own_processor, folder: Path, template: str, expected: list[str]) -> None:
@@ -274,7 +280,7 @@ def test_other_templates(own_processor, folder: Path, template: str, expected: l
     assert supervised(processor, sample) == expected
 
 
-@pytest.mark.parametrize("template", [TRIMMED, LLAVA])
+@pytest.mark.parametrize("template", [TRIMMED, LLAVA, PRINTS_ANSWERS])
 def test_other_templates_with_images(own_processor, folder: Path, template: str) -> None:
     processor = with_template(own_processor, template)
     record = make(("user", "<image> q <image>"), ("assistant", "one"), images=("a.png", "b.jpg"))
@@ -301,6 +307,23 @@ def test_conversations_that_a_template_does_not_render(
     assert len(samples(make(("user", "a"), ("assistant", "c")), 0)["input_ids"]) > 2
 
 
+def test_templates_that_print_content_as_it_is_get_a_string(own_processor, folder: Path) -> None:
+    processor = with_template(own_processor, PRINTS_ANSWERS)
+    record = make(
+        ("system", "be 'brief'"), ("user", "<image>q"), ("assistant", 'it\'s "a"'), images=("a.png",)
+    )
+    text = TemplateRenderer(processor).render(record, 0, check=True).text
+    assert "type" not in text and "be 'brief'<|im_end|>" in text and 'it\'s "a"<|im_end|>' in text
+
+
+def test_image_marker_that_is_also_a_control_token(own_processor, folder: Path) -> None:
+    own_processor.tokenizer.add_special_tokens({"extra_special_tokens": ["<image>"]})
+    samples = SampleProcessor(own_processor, 4096, folder)
+    assert samples.renderer.control.search("<image>")
+    sample = samples(make(("user", "<image>q"), ("assistant", "a"), images=("a.png",)), 0)
+    assert int(sample["mm_token_type_ids"].sum()) == 4
+
+
 def test_template_that_drops_images(own_processor, folder: Path) -> None:
     samples = SampleProcessor(with_template(own_processor, NO_END), 4096, folder)
     with pytest.raises(BadRecord, match="for each of 1 images"):
@@ -311,7 +334,7 @@ def test_shapes_are_rendered_once(processor, folder: Path, monkeypatch: pytest.M
     renderer = TemplateRenderer(processor)
     calls = []
     plain = renderer._apply
-    monkeypatch.setattr(renderer, "_apply", lambda messages: calls.append(1) or plain(messages))
+    monkeypatch.setattr(renderer, "_apply", lambda turns: calls.append(1) or plain(turns))
     for number in range(5):
         renderer.render(make(("user", f"q{number}"), ("assistant", f"a{number}")), number)
     assert len(calls) == 1

@@ -15,10 +15,12 @@ from typing import Any
 
 from ..tmdb.records import IMAGE_MARKER, BadRecord, Fault, Record, Turn
 
-_OPEN, _CLOSE = "\ue000", "\ue001"
+_OPEN, _CLOSE = "⟦", "⟧"  # printable, so that they can be found in the repr of a list too
 _SLOT = re.compile(f"{_OPEN}([0-9]+){_CLOSE}")
 _CACHE_LIMIT = 4096
 
+#: Role with its texts and images (None) in order, for each turn.
+Turns = list[tuple[str, list[str | None]]]
 Shape = tuple[tuple[str, tuple[bool, ...]], ...]
 
 
@@ -39,17 +41,20 @@ def turn_parts(turn: Turn) -> list[str | None]:
     return parts
 
 
-def to_messages(turns: list[tuple[str, list[str | None]]]) -> list[dict[str, Any]]:
-    """Chat messages with content lists, the form that vision-language templates take."""
-    return [
-        {
-            "role": role,
-            "content": [
-                {"type": "image"} if part is None else {"type": "text", "text": part} for part in parts
-            ],
-        }
-        for role, parts in turns
-    ]
+def to_messages(turns: Turns, plain: frozenset[str]) -> list[dict[str, Any]]:
+    """Chat messages with content lists, the form that vision-language templates take.
+
+    Turns of the roles in ``plain`` become one string, for templates that print a role's content as it is.
+    """
+    messages = []
+    for role, parts in turns:
+        content: Any = []
+        for part in parts:
+            content.append({"type": "image"} if part is None else {"type": "text", "text": part})
+        if role in plain and None not in parts:
+            content = "".join(parts)
+        messages.append({"role": role, "content": content})
+    return messages
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,31 +99,37 @@ class TemplateRenderer:
         #: Any token that a user's text must not hold.
         self.control = re.compile("|".join(map(re.escape, ordered))) if ordered else re.compile("(?!)")
         self._skeletons: dict[Shape, Skeleton] = {}
-        self._strips = self._probe_strips()
+        self._plain: frozenset[str] = frozenset()
+        self._strips: dict[str, tuple[bool, bool]] = {}
+        self._probe()
 
-    def _apply(self, messages: list[dict[str, Any]]) -> str:
+    def _apply(self, turns: Turns) -> str:
+        messages = to_messages(turns, self._plain)
         try:
             return self._processor.apply_chat_template(messages, tokenize=False, add_generation_prompt=False)
-        except (
-            Exception
-        ) as error:  # a template raises jinja2 errors, TypeError, KeyError, ... of its own choice
+        except Exception as error:  # templates raise jinja2 errors, TypeError, KeyError, ... as they like
             raise TemplateError(f"{type(error).__name__}: {error}"[:300]) from error
 
-    def _probe_strips(self) -> dict[str, tuple[bool, bool]]:
-        """Which roles' texts the template strips at their start and end."""
+    def _probe(self) -> None:
+        """Find which roles' texts the template strips, and which it prints without looking into content
+        lists."""
         roles = ("system", "user", "assistant", "user", "assistant")
         for start in (0, 1):  # some templates take no system turn
-            turns = [(role, [f" {_OPEN}{number}{_CLOSE} "]) for number, role in enumerate(roles)][start:]
+            turns: Turns = [(role, [f" {_OPEN}{number}{_CLOSE} "]) for number, role in enumerate(roles)][
+                start:
+            ]
             try:
-                text = self._apply(to_messages(turns))
+                text = self._apply(turns)
+                printed = {role for role, (part,) in turns if f"'{part}'" in text or f'"{part}"' in text}
+                self._plain = frozenset(printed)
+                text = self._apply(turns)
             except TemplateError:
+                self._plain = frozenset()
                 continue
-            strips: dict[str, tuple[bool, bool]] = {}
-            for number, role in list(enumerate(roles))[start:]:
-                marker = f"{_OPEN}{number}{_CLOSE}"
-                strips[role] = (f" {marker}" not in text, f"{marker} " not in text)
-            return strips
-        return {}
+            for role, (part,) in turns:
+                marker = part.strip()
+                self._strips[role] = (f" {marker}" not in text, f"{marker} " not in text)
+            return
 
     def skeleton(self, shape: Shape) -> Skeleton:
         """The literals of a shape.
@@ -130,7 +141,7 @@ class TemplateRenderer:
         if known is not None:
             return known
         slots: list[str] = []
-        turns: list[tuple[str, list[str | None]]] = []
+        turns: Turns = []
         n_images = 0
         for role, kinds in shape:
             parts: list[str | None] = []
@@ -140,7 +151,7 @@ class TemplateRenderer:
                 if not is_image:
                     slots.append(role)
             turns.append((role, parts))
-        pieces = _SLOT.split(self._apply(to_messages(turns)))
+        pieces = _SLOT.split(self._apply(turns))
         literals, order = pieces[0::2], [int(number) for number in pieces[1::2]]
         if order != list(range(len(slots))):
             lost = sorted(set(range(len(slots))) - set(order))
@@ -172,9 +183,9 @@ class TemplateRenderer:
         """The conversation as the template writes it, one image token per image.
 
         Raises:
-            BadRecord: ``special_token`` where a text holds a control token, ``template_error`` where the
-            template does
-                not render the conversation, or (``check``) renders it otherwise than its shape tells.
+            BadRecord: ``special_token`` where a text holds a control token; ``template_error`` where the
+                template does not render the conversation, or (``check``) renders it otherwise than its shape
+                tells.
         """
         turns = [(turn.role, turn_parts(turn)) for turn in record.turns]
         for fault in self.control_faults(record):
@@ -186,7 +197,7 @@ class TemplateRenderer:
             rendered = self._fill(
                 skeleton, [part for _, parts in turns for part in parts if part is not None]
             )
-            if check and self._apply(to_messages(turns)) != rendered.text:
+            if check and self._apply(turns) != rendered.text:
                 raise TemplateError("the template changes the text, so that its answers cannot be marked")
         except TemplateError as error:
             raise BadRecord("template_error", record_id=record.id, row=row, detail=str(error)) from None
@@ -196,7 +207,8 @@ class TemplateRenderer:
         """A fault for each turn whose text holds a control token: it would act as one when tokenized."""
         faults = []
         for number, turn in enumerate(record.turns, start=1):
-            found = self.control.search(turn.text)
+            texts = [part for part in turn_parts(turn) if part]
+            found = next(filter(None, map(self.control.search, texts)), None)
             if found:
                 faults.append(Fault("special_token", f"turn {number} holds {found.group()!r}"))
         return faults
