@@ -24,6 +24,7 @@ include: "rules/model.smk"
 include: "rules/train.smk"
 include: "rules/evaluate.smk"
 include: "rules/compare.smk"
+include: "rules/tools.smk"
 include: "rules/targets.smk"
 
 

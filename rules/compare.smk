@@ -36,20 +36,3 @@ rule compare:
     # Status 3: written, but a number is missing or not finite; the page and the end of the run say so.
     shell:
         "({params.program:q} {params.identity:q} {params.places:q} || [ $? -eq 3 ])" " 2>&1 | tee -i {log:q}"
-
-
-# From finished results only: no inputs, so that it can never start a training.
-rule report:
-    log:
-        f"{LOGS}/report.log",
-    localrule: True
-    conda:
-        "../envs/workflow.yaml"
-    params:
-        identity=RUN.compare_flags(),
-        program=lambda wildcards, threads: RUN.program("compare"),
-        places=lambda wildcards, threads: RUN.compare_places(),
-    message:
-        "Report from the results that are there"
-    shell:
-        "{params.program:q} {params.identity:q} {params.places:q} --allow-missing" " 2>&1 | tee -i {log:q}"

@@ -33,6 +33,8 @@ PROGRAMS = {
     "valloss": "eval_valloss.py",
     "mmmu": "eval_benchmark.py",
     "compare": "compare.py",
+    "inspect": "inspect_samples.py",
+    "prefetch": "prefetch.py",
 }
 MERGED_CONFIG = "config.yaml"
 
@@ -122,6 +124,26 @@ class Places:
             *("--validation", self.paths.validation),
             *("--output-dir", f"{self.paths.output}/data_report"),
         ]
+
+    def inspect_places(self) -> list[str]:
+        """Flags of ``inspect_samples.py``."""
+        return [
+            *flags.sample_flags(self.config),
+            *("--data", self.paths.data, "--model", self.base_model, "--validation", self.paths.validation),
+            *("--output-dir", f"{self.paths.output}/inspect"),
+            *flags.trust_flags(self.config),
+        ]
+
+    def prefetch_places(self) -> list[str]:
+        """Flags of ``prefetch.py``: what is embedded needs no fetching."""
+        model, mmmu = self.config.model, self.config.evaluation.mmmu
+        wanted: list[str] = []
+        if model.path != "embedded":
+            wanted += flags.flag("model", model.path) + flags.flag("revision", model.revision)
+        if mmmu.dataset != "embedded":
+            wanted += flags.flag("dataset", mmmu.dataset) + flags.flag("split", mmmu.split)
+            wanted += flags.flag("subjects", mmmu.subjects)
+        return wanted
 
     # Model and benchmark ---------------------------------------------------------------------------------
 
