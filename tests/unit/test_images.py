@@ -71,8 +71,20 @@ def test_draft_of_a_large_jpeg_keeps_orientation_and_full_size(orientation: int)
     loaded = read_image(encode(quarters(1600, 800), "JPEG", exif=exif), needed)
     full = (1600, 800) if orientation < 5 else (800, 1600)
     assert asked == [full] and loaded.size == full
-    assert loaded.image.size == (full[0] // 4, full[1] // 4)  # 1/8 would be below 1.5 times the size needed
+    assert loaded.image.size == (full[0] // 4, full[1] // 4)  # 1/8 would be below twice the size needed
     assert "".join(corners(loaded.image)) == ORIENTED[orientation]
+
+
+def test_draft_only_where_it_hardly_changes_the_result() -> None:
+    x, y = np.meshgrid(np.arange(1600), np.arange(1200))
+    waves = np.stack([127 + 120 * np.sin(x / (9 + k) + y / 23) for k in range(3)], axis=-1)
+    data = encode(Image.fromarray(waves.astype(np.uint8)), "JPEG", quality=92)
+    for size, width in (((390, 290), 800), ((410, 310), 1600)):
+        whole = read_image(data).image
+        draft = read_image(data, lambda w, h, size=size: size).image
+        assert draft.width == width
+        pixels = [np.asarray(i.resize(size, Image.Resampling.BICUBIC)).astype(int) for i in (whole, draft)]
+        assert np.abs(pixels[0] - pixels[1]).mean() < 1.5
 
 
 def test_orientation_that_makes_no_sense_is_ignored() -> None:

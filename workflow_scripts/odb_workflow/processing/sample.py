@@ -5,8 +5,7 @@ tokens always.
 
 Length rule (``max_length``): a sample that is longer is cut at its end, but only where the part cut off is
 text alone and at least one label token stays; otherwise the whole record is refused (``over_length``).
-Vision tokens are never cut.
-The same rule holds for training, validation loss and the measured lengths.
+Vision tokens are never cut. The same rule holds for training, validation loss and the measured lengths.
 """
 
 from __future__ import annotations
@@ -38,8 +37,7 @@ Sample = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """Token level of one sample, int64 ``[L]`` each; ``is_image`` bool ``[L]``; ``cut`` tokens were cut
-    off."""
+    """Token level of one sample: int64 ``[L]``, ``is_image`` bool ``[L]``; ``cut`` tokens were cut off."""
 
     input_ids: np.ndarray
     labels: np.ndarray

@@ -59,9 +59,13 @@ def to_messages(turns: Turns, plain: frozenset[str]) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True, slots=True)
 class Skeleton:
-    """``literals[0] + text 0 + literals[1] + text 1 + ...``; ``answers[k]`` tells whether text k is an
-    answer and
-    ``tails[k]`` how many characters of the literal after it belong to the answer (its end token)."""
+    """A rendered shape: ``literals[0] + text 0 + literals[1] + text 1 + ...``.
+
+    Attributes:
+        answers: Whether text k is an answer.
+        tails: How many characters of the literal after text k belong to the answer (its end token).
+        strips: Whether the template strips text k at its start and end.
+    """
 
     literals: tuple[str, ...]
     answers: tuple[bool, ...]
@@ -71,8 +75,7 @@ class Skeleton:
 
 @dataclass(frozen=True, slots=True)
 class Rendered:
-    """The whole conversation as text; ``spans`` are the supervised [start, end) character ranges,
-    ascending."""
+    """The conversation as text; ``spans`` are the supervised [start, end) character ranges, ascending."""
 
     text: str
     spans: tuple[tuple[int, int], ...]
@@ -111,8 +114,7 @@ class TemplateRenderer:
             raise TemplateError(f"{type(error).__name__}: {error}"[:300]) from error
 
     def _probe(self) -> None:
-        """Find which roles' texts the template strips, and which it prints without looking into content
-        lists."""
+        """Find which roles' texts the template strips, and which it prints as they are."""
         roles = ("system", "user", "assistant", "user", "assistant")
         for start in (0, 1):  # some templates take no system turn
             turns: Turns = [(role, [f" {_OPEN}{number}{_CLOSE} "]) for number, role in enumerate(roles)][

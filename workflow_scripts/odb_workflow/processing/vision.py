@@ -29,8 +29,7 @@ _INTERPOLATION = {
 
 @dataclass(frozen=True, slots=True)
 class VisionSettings:
-    """What the image processor does; ``min_pixels`` and ``max_pixels`` bound height x width after the
-    resize."""
+    """What the image processor does; ``min_pixels`` and ``max_pixels`` bound the resized image."""
 
     patch_size: int
     merge_size: int

@@ -1,5 +1,4 @@
-"""The accepted set: what the validation let through. Training, validation loss and lengths all start from
-it."""
+"""The accepted set: what the validation let through; training, validation loss and lengths start from it."""
 
 from __future__ import annotations
 
@@ -130,8 +129,7 @@ class AcceptedSet:
             )
 
     def groups(self) -> np.ndarray:
-        """For each of the ``n_records`` rows a group number, int64: rows that share an image share a
-        group."""
+        """Group of each of the ``n_records`` rows, int64: rows that share an image share a group."""
         table = pq.read_table(self.folder / ACCEPTED_NAME, columns=["image_hashes"])
         lists = table["image_hashes"].combine_chunks()
         hashes = lists.flatten().to_numpy()

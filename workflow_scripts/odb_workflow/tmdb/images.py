@@ -11,7 +11,7 @@ What a reader of the file would see in a viewer is what the model gets, as 8-bit
 * Float images: values within 0..1 are scaled by 255, values within 0..255 are taken as they are, anything
   else is stretched from its minimum to its maximum. NaN or infinity is a fault.
 * Of an animated or multi-page file the first frame is used, with a note.
-* A large JPEG may be decoded at 1/2, 1/4 or 1/8 (``draft``) when the caller needs no more than that.
+* A JPEG at least four times as wide and high as needed is decoded at 1/2, 1/4 or 1/8 (``draft``).
 
 A file is always decoded to its end: opening alone does not notice a truncated one. Damage inside a JPEG
 that its decoder conceals without a word (flipped bits, a cut hidden by an end marker) cannot be seen.
@@ -43,8 +43,9 @@ _ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")  # http:, file:, data:, C:
 _ORIENTATION = 0x0112
 _SWAPPING = (5, 6, 7, 8)
 _WHITE = (255, 255, 255)
-#: A draft is at least this many times the size asked for, so that the final resize still decides the look.
-DRAFT_GAP = 1.5
+#: A draft is at least this many times the size asked for, as in Pillow's ``thumbnail``: after the resize its
+#: pixels differ by about one level of 255 from those of the full decoding.
+DRAFT_GAP = 2
 
 Size = tuple[int, int]
 
@@ -164,7 +165,7 @@ def read_image(
             full = (height, width) if turned else (width, height)
             target = needed(*full)
             least = (target[1], target[0]) if turned else target
-            opened.draft(None, (int(least[0] * DRAFT_GAP), int(least[1] * DRAFT_GAP)))
+            opened.draft(None, (least[0] * DRAFT_GAP, least[1] * DRAFT_GAP))
         return _finish(opened, notes, full)
 
 

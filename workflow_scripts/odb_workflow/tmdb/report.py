@@ -187,8 +187,7 @@ def _named(
 
 
 def read_rejects(path: Path) -> dict[str, Any]:
-    """The rejects by reason, most frequent first, with what each means, how to mend it and where it
-    occurs."""
+    """The rejects by reason, most frequent first, with meaning, fix and examples."""
     total: Counter[str] = Counter()
     shown: dict[str, list[dict[str, Any]]] = {}
     rows: set[int] = set()
