@@ -91,6 +91,8 @@ if RUN.external:
             code=RUN.code("valloss"),
             program=lambda wildcards, threads: RUN.launched("valloss", threads),
             places=lambda wildcards, input, output: RUN.valloss_places(RUN.external.checkpoint, output),
+        message:
+            "Validation loss of {params.checkpoint}"
 
     use rule mmmu as mmmu_external with:
         input:
@@ -109,3 +111,5 @@ if RUN.external:
             code=RUN.code("mmmu"),
             program=lambda wildcards, threads: RUN.launched("mmmu", threads),
             places=lambda wildcards, input, output: RUN.mmmu_places(RUN.external.checkpoint, output),
+        message:
+            "MMMU-MC of {params.checkpoint}"

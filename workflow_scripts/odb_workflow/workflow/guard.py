@@ -90,6 +90,26 @@ def findings(config: Config, arms: Iterable[str], last_run: str | None) -> list[
     return result
 
 
+DATA_KEYS = ("model.", "builder.", "data.", "split.")
+"""Settings that decide what a checkpoint is evaluated on."""
+
+
+def checkpoint_findings(config: Config) -> list[Finding]:
+    """The same for a checkpoint of another run that ODB_ACCEL_EVAL_CHECKPOINT names."""
+    named = config.evaluation.checkpoint
+    if not named:
+        return []
+    for folder in (Path(named), Path(named).parent):
+        record = read_record(folder)
+        if record is None:
+            continue
+        arm = str(record.get("arm"))
+        present = training_settings(config, arm)
+        found = [d for d in differences(record["settings"], present) if d.key.startswith(DATA_KEYS)]
+        return [Finding(arm, str(folder), record, found, False)] if found else []
+    return []
+
+
 def _folders(paths: Paths, arm: str, last_run: str | None) -> list[tuple[str, bool]]:
     places = [(f"{paths.output}/{arm}/{part}".rstrip("/"), False) for part in paths.seed_parts(arm)]
     if last_run and os.path.realpath(last_run) != os.path.realpath(paths.output):

@@ -13,6 +13,7 @@ from ..config.schema import RULES, TARGETS
 from ..runtime.errors import UserError
 from .context import Run
 from .guard import (
+    checkpoint_findings,
     findings,
     guard_error,
     guard_mode,
@@ -78,6 +79,8 @@ def _guarded(run: Run, targets: list[str], load: Any) -> Run:
     evaluated = run.evaluated[0] if run.evaluated else ("" if run.external else run.default_arm)
     arms = needed_arms(targets, run.arms, evaluated)
     found = findings(run.config, arms, read_last_run())
+    if run.external and {"eval_valloss", "benchmark"} & set(targets):
+        found += checkpoint_findings(run.config)
     if mode == "recorded":
         if not found:
             return run
