@@ -82,6 +82,8 @@ def environment(options: argparse.Namespace, devices: list[str]) -> dict[str, st
     result = dict(os.environ)
     result["CUDA_VISIBLE_DEVICES"] = ",".join(devices)
     result.setdefault("OMP_NUM_THREADS", str(max(1, options.threads // options.processes)))
+    # Threads that spin while they wait starve the data workers: on two busy cores 10 samples/s instead of 71.
+    result.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     result.setdefault("TOKENIZERS_PARALLELISM", "false")
     result.setdefault("PYTHONUNBUFFERED", "1")
     if options.gpus == 0:
