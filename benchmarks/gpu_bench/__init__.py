@@ -1,0 +1,1 @@
+"""Parts of ``gpu_record.py``: model, synthetic data, training steps, evaluation, whole runs, record."""

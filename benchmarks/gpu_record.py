@@ -1,0 +1,318 @@
+#!/usr/bin/env python3
+"""Measure the published form of training and evaluation, and ours, on one GPU, on the same batches.
+
+Qwen3-VL-2B's architecture with random weights; data in the manner of MM-Mix (seven sources, shapes never
+seen twice); vision frozen, the language model trained; bf16. Three parts, in this order:
+
+steps       loss and gradient norm against the plain forward, then the training step alone
+evaluation  validation loss and letter likelihoods
+end_to_end  ``train_accelerate.py`` on JPEG files
+
+Every measurement is appended to --output as one JSON line when it is made; a table is printed last. Nothing
+starts that --deadline leaves no time for.
+
+    python benchmarks/gpu_record.py --output gpu_record.jsonl                       # on a GPU
+    python benchmarks/gpu_record.py --tiny --device cpu --output tiny.jsonl         # tries every path
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import random
+import shlex
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "workflow_scripts"))
+
+import torch
+from gpu_bench import end_to_end
+from gpu_bench.architecture import architecture, random_model
+from gpu_bench.evaluate import OurEvaluation, PlainEvaluation
+from gpu_bench.mix import PixelPool, Shape, describe, draw_shapes, odb_groups
+from gpu_bench.recorder import Recorder, free_memory, table
+from gpu_bench.steps import BatchMaker, OurStep, PublishedStep, busy_share, gradient_norm, measure
+from odb_workflow.model.freeze import apply_freezing
+
+PARTS = ("steps", "evaluation", "end_to_end")
+
+
+class Bench:
+    """What all measurements share: model, batches, record."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        self.args = args
+        self.tiny = args.tiny
+        self.device = torch.device(args.device)
+        self.cuda = self.device.type == "cuda"
+        self.record = Recorder(args.output, args.deadline, shlex.join([sys.executable, *sys.argv]))
+        self.config = architecture(args.tiny)
+        self.dtype = torch.float32 if args.tiny and not self.cuda else torch.bfloat16
+        self.buffer = 64 if self.tiny else 1024
+        shapes = 256 if self.tiny else 8192
+        self.shapes = draw_shapes(shapes, args.seed, shrink=8 if self.tiny else 1)
+        self.lengths = [shape.length for shape in self.shapes]
+        self.record.add("data", **describe(self.shapes))
+        self.compiled = {"compile_layers": self.cuda}
+
+    def start(self) -> None:
+        """Make the model and the pool of pixels."""
+        self.model = random_model(self.config, self.device, self.dtype, self.args.seed)
+        apply_freezing(self.model)
+        width = self.config.vision_config.patch_size**2 * 2 * 3
+        pool = PixelPool(6_000 if self.tiny else 60_000, width, self.dtype, self.args.seed)
+        self.batches = BatchMaker(self.config, pool, pinned=self.cuda)
+
+    def odb(self, budget: int, count: int) -> list[list[int]]:
+        """``count`` groups of ODB at ``budget``."""
+        groups = odb_groups(self.lengths, budget, self.buffer, self.args.seed)
+        return groups[:count]
+
+    def fixed(self, size: int, count: int) -> list[list[int]]:
+        """``count`` groups of ``size`` samples in random order."""
+        return [list(range(start * size, (start + 1) * size)) for start in range(count)]
+
+
+def measure_equality(bench: Bench) -> None:
+    """Loss and gradient norm of the fast forward against the plain one, bf16, on one batch each."""
+    budget = 1024 if bench.tiny else 12_288
+    group = bench.odb(budget, 6)[-2:]
+    plain = PublishedStep(bench.model, bench.device)
+    reference = [
+        gradient_norm(plain, batch, bench.model)
+        for batch in bench.batches(bench.shapes, group, "pad", plain.pixel_dtype)
+    ]
+    plain.close()
+    for padding in ("pad", "pack"):
+        for performance in (
+            {"compile_layers": False},
+            bench.compiled,
+            bench.compiled | {"checkpointing": "on"},
+        ):
+            step = OurStep(bench.model, bench.device, performance, sixteen_bit_states=True)
+            found = [
+                gradient_norm(step, batch, bench.model)
+                for batch in bench.batches(bench.shapes, group, padding, step.pixel_dtype)
+            ]
+            step.close()
+            pairs = list(zip(found, reference, strict=True))
+            bench.record.add(
+                f"equality, {padding}, {performance}",
+                loss_relative=max(abs(ours[0] / theirs[0] - 1) for ours, theirs in pairs),
+                gradient_norm_relative=max(abs(ours[1] / theirs[1] - 1) for ours, theirs in pairs),
+                plain_loss=reference[0][0],
+                plain_gradient_norm=reference[0][1],
+            )
+
+
+def step_variants(bench: Bench) -> list[tuple[str, list[list[int]], str, dict[str, Any] | None, int, float]]:
+    """Name, groups, padding, switches (None: published form), warm-up steps, seconds needed."""
+    small, large = (512, 1024) if bench.tiny else (12_288, 49_152)
+    n_small, n_large, n_one, n_eight = (4, 3, 6, 4) if bench.tiny else (22, 10, 64, 30)
+    off = bench.compiled | {"checkpointing": "off"}
+    full = bench.compiled | {"checkpointing": "on"}
+    eager = {"compile_layers": False}  # keeps about twice the bytes: checkpointing chooses by itself
+    return [
+        (f"ODB {small:,} padded, ours", bench.odb(small, n_small), "pad", off, 2, 40),
+        (f"ODB {small:,} packed, ours", bench.odb(small, n_small), "pack", off, 2, 30),
+        (f"ODB {large:,} packed, ours", bench.odb(large, n_large), "pack", off, 2, 35),
+        (f"ODB {large:,} padded, ours", bench.odb(large, n_large), "pad", off, 2, 30),
+        (f"ODB {large:,} packed, full checkpointing, ours", bench.odb(large, n_large), "pack", full, 2, 40),
+        ("fixed 1 padded, ours", bench.fixed(1, n_one), "pad", off, 4, 25),
+        ("fixed 1 packed, ours", bench.fixed(1, n_one), "pack", off, 4, 20),
+        ("fixed 8 padded, ours", bench.fixed(8, n_eight), "pad", off, 3, 25),
+        ("fixed 8 packed, ours", bench.fixed(8, n_eight), "pack", off, 3, 20),
+        (f"ODB {small:,} padded, published form", bench.odb(small, n_small)[:12], "pad", None, 2, 40),
+        ("fixed 1, published form", bench.fixed(1, n_one)[:44], "pad", None, 4, 40),
+        ("fixed 8, published form", bench.fixed(8, n_eight)[:16], "pad", None, 2, 40),
+        (f"ODB {large:,} padded, published form", bench.odb(large, n_large)[:6], "pad", None, 2, 40),
+        (f"ODB {large:,} packed, ours, not compiled", bench.odb(large, n_large)[:8], "pack", eager, 2, 30),
+    ]
+
+
+def measure_steps(bench: Bench) -> None:
+    """The training step alone."""
+    with bench.record.measuring("equality", 90) as there_is_time:
+        if there_is_time:
+            measure_equality(bench)
+    for name, groups, padding, performance, warm, needs in step_variants(bench):
+        with bench.record.measuring(name, needs) as there_is_time:
+            if there_is_time:
+                measure_one(bench, name, groups, padding, performance, warm)
+        free_memory()
+    with bench.record.measuring("GPU-busy share", 40) as there_is_time:
+        if there_is_time and bench.cuda:
+            measure_busy_share(bench)
+
+
+def measure_busy_share(bench: Bench) -> None:
+    """How much of the time the GPU works, ours and the published form."""
+    ours = OurStep(bench.model, bench.device, bench.compiled | {"checkpointing": "off"})
+    batches = bench.batches(bench.shapes, bench.odb(49_152, 14)[-4:], "pack", ours.pixel_dtype)
+    bench.record.add("ODB 49,152 packed, ours, profiled", **busy_share(ours, batches))
+    ours.close()
+    plain = PublishedStep(bench.model, bench.device)
+    batches = bench.batches(bench.shapes, bench.odb(12_288, 40)[-4:], "pad", plain.pixel_dtype)
+    bench.record.add("ODB 12,288 padded, published form, profiled", **busy_share(plain, batches))
+    plain.close()
+
+
+def measure_one(
+    bench: Bench,
+    name: str,
+    groups: Sequence[Sequence[int]],
+    padding: str,
+    performance: dict[str, Any] | None,
+    warm: int,
+) -> None:
+    """One variant; that with full checkpointing also with the published form's 16-bit optimizer states."""
+    kinds: list[tuple[str, bool]] = [("", False)]
+    if performance is not None and performance.get("checkpointing") == "on":
+        kinds.append((", 16-bit states", True))
+    for suffix, sixteen_bit in kinds:
+        if performance is None:
+            step: Any = PublishedStep(bench.model, bench.device)
+        else:
+            step = OurStep(bench.model, bench.device, performance, sixteen_bit)
+        try:
+            batches = bench.batches(bench.shapes, groups, padding, step.pixel_dtype)
+            result = measure(step, batches, warm, bench.device)
+        finally:
+            step.close()
+        switches = {} if performance is None else {"switches": step.forward.switches}
+        bench.record.add(name + suffix, **result, **switches)
+
+
+def measure_evaluation(bench: Bench) -> None:
+    """Validation loss and letter likelihoods, ours and the published loop, on the same samples."""
+    budget = 1024 if bench.tiny else 49_152
+    plain_count, our_count = (12, 24) if bench.tiny else (104, 1200)
+    letters = torch.arange(1000, 1008)
+    for what in ("validation loss", "letters"):
+        shapes = bench.shapes if what == "validation loss" else _prompts(bench, our_count)
+        lengths = [shape.length for shape in shapes]
+        rows = sorted(range(our_count), key=lambda n: lengths[n])
+        groups, current = [], []
+        for row in rows:
+            if current and sum(lengths[n] for n in current) + lengths[row] > budget:
+                groups.append(current)
+                current = []
+            current.append(row)
+        groups.append(current)
+        results = {}
+        with bench.record.measuring(f"{what}, ours", 60) as there_is_time:
+            if there_is_time:
+                ours = OurEvaluation(bench.model, bench.device, bench.compiled)
+                batches = bench.batches(shapes, groups, "pack", bench.dtype)
+                method = ours.losses if what == "validation loss" else ours.letters
+                extra = () if what == "validation loss" else (letters,)
+                # the smallest and the largest group first: both settle what is compiled and allocated
+                figures, values = method([batches[0], batches[-1], *batches], 2, *extra)
+                results = dict(zip(rows, values[len(groups[0]) + len(groups[-1]) :], strict=True))
+                bench.record.add(f"{what}, ours packed", **figures)
+        free_memory()
+        with bench.record.measuring(f"{what}, published form", 40) as there_is_time:
+            if there_is_time:
+                plain = PlainEvaluation(bench.model, bench.device)
+                chosen = list(range(plain_count))
+                batches = bench.batches(shapes, [[row] for row in chosen], "pad", torch.float32)
+                method = plain.losses if what == "validation loss" else plain.letters
+                figures, values = method(batches, 4, *(() if what == "validation loss" else (letters,)))
+                bench.record.add(f"{what}, published form, batch 1", **figures)
+                if results:
+                    bench.record.add(f"{what}, agreement", **_agreement(what, chosen, values, results))
+        free_memory()
+
+
+def _agreement(what: str, chosen: list[int], values: list[Any], ours: dict[int, Any]) -> dict[str, Any]:
+    if what == "letters":
+        same = sum(int(value == ours[row]) for row, value in zip(chosen, values, strict=True))
+        return {"equal_letters": same, "of": len(chosen)}
+    worst = max(abs(ours[row] / value - 1) for row, value in zip(chosen, values, strict=True))
+    mean_plain = sum(values) / len(values)
+    mean_ours = sum(ours[row] for row in chosen) / len(chosen)
+    return {"worst_relative": worst, "mean_relative": abs(mean_ours / mean_plain - 1)}
+
+
+def _prompts(bench: Bench, count: int) -> list[Any]:
+    """Prompts of a multiple-choice benchmark: an image of about 300 tokens and a question of about 100."""
+    chance = random.Random(bench.args.seed + 1)
+    scale = 8 if bench.tiny else 1
+    prompts = []
+    for _ in range(count):
+        height = max(1, round(chance.uniform(12, 23) / scale**0.5))
+        width = max(1, round(chance.uniform(12, 23) / scale**0.5))
+        prompts.append(Shape("mmmu", (height, width), chance.randint(40, 160) // scale + 2, 2))
+    return prompts
+
+
+def measure_end_to_end(bench: Bench, folder: Path) -> None:
+    """Whole trainings."""
+    samples = 96 if bench.tiny else bench.args.samples
+    prepared = end_to_end.prepare(folder, bench.config, samples, bench.device, bench.tiny, bench.args.seed)
+    bench.record.add("end to end, prepared", **prepared)
+    for run in end_to_end.runs(bench.tiny):
+        with bench.record.measuring(run.name, run.needs_seconds) as there_is_time:
+            if there_is_time:
+                try:
+                    figures = end_to_end.train(folder, run, bench.device, run.needs_seconds + 90, bench.tiny)
+                except (RuntimeError, ValueError) as error:
+                    bench.record.add(run.name, failed=str(error))
+                else:
+                    bench.record.add(run.name, **figures)
+
+
+def parse_arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--output", type=Path, default=Path("gpu_record.jsonl"), help="JSON lines; appended to")
+    add("--parts", default=",".join(PARTS), help="which parts, with commas")
+    add("--deadline", type=float, default=540, help="seconds after which nothing more is started")
+    add("--samples", type=int, default=4500, help="samples of the end-to-end data")
+    add("--device", default="cuda", help="cuda or cpu")
+    add("--tiny", action="store_true", help="a tiny model and few steps, to try the script")
+    add("--seed", type=int, default=0)
+    args = parser.parse_args()
+    args.parts = [part.strip() for part in args.parts.split(",") if part.strip()]
+    for part in args.parts:
+        if part not in PARTS:
+            parser.error(f"unknown part {part!r}; known: {', '.join(PARTS)}")
+    if args.device == "cuda" and not torch.cuda.is_available():
+        parser.error("torch sees no GPU; --tiny --device cpu tries the script")
+    return args
+
+
+def main() -> None:
+    """Run the parts asked for and print the table."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
+    args = parse_arguments()
+    bench = Bench(args)
+    try:
+        if "steps" in args.parts or "evaluation" in args.parts:
+            bench.start()
+            if "steps" in args.parts:
+                measure_steps(bench)
+            if "evaluation" in args.parts:
+                measure_evaluation(bench)
+            del bench.model
+            free_memory()
+        if "end_to_end" in args.parts:
+            with tempfile.TemporaryDirectory(prefix="gpu-record-") as folder:
+                measure_end_to_end(bench, Path(folder))
+    finally:
+        print(table(bench.record.lines), flush=True)
+
+
+if __name__ == "__main__":
+    main()
