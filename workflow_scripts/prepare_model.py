@@ -33,14 +33,23 @@ PROMPT_TEXT = (
 )
 
 
-def texts_of(data: Path) -> Iterator[str]:
-    """Texts of a TMDB's turns without image markers, then the protocols' own words."""
+def records_of(data: Path) -> Path:
+    """The records file of a TMDB.
+
+    Raises:
+        UserError: there is none.
+    """
     records = data / "records.jsonl"
     if not records.is_file():
         raise UserError(
             "no TMDB to train the embedded tokenizer on", where=str(records), fix="build it first"
         )
-    for _, line in iter_lines(records):
+    return records
+
+
+def texts_of(data: Path) -> Iterator[str]:
+    """Texts of a TMDB's turns without image markers, then the protocols' own words."""
+    for _, line in iter_lines(records_of(data)):
         try:
             record = json.loads(line) if line.strip() else {}
             turns = record.get("conversations") or record.get("conversation") or []
@@ -73,6 +82,7 @@ def main() -> None:
     if options.model == "embedded":
         if options.data is None:
             raise UserError("--model embedded needs --data")
+        records_of(options.data)
         place = str(options.output_dir / "base_model")
         identity = prepare_embedded(options.data, Path(place), options.seed)
     elif Path(options.model).exists() or not looks_like_hub_id(options.model):

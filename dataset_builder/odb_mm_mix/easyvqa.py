@@ -55,13 +55,21 @@ def image_files() -> dict[int, Path]:
 
 @dataclass(frozen=True)
 class Tile:
-    """What a picture shows, from its questions and its pixels."""
+    """What a picture shows: shape and color from its questions, place and size from its pixels."""
 
     image_id: int
     shape: str
     color: str
-    place: str
-    size: str
+
+    @property
+    def place(self) -> str:
+        """Where the shape lies in its tile, for example ``upper left``."""
+        return _place_and_size(self.image_id)[0]
+
+    @property
+    def size(self) -> str:
+        """``small``, ``medium`` or ``large``."""
+        return _place_and_size(self.image_id)[1]
 
 
 @functools.cache
@@ -80,7 +88,7 @@ def tiles() -> tuple[Tile, ...]:
                     if re.search(rf"\b{word}\b", question.text):
                         facts[kind] = word
     return tuple(
-        Tile(number, facts["shape"], facts["color"], *_place_and_size(pixels(number)))
+        Tile(number, facts["shape"], facts["color"])
         for number, facts in sorted(known.items())
         if len(facts) == 2
     )
@@ -93,8 +101,10 @@ def pixels(image_id: int) -> Pixels:
         return np.asarray(image.convert("RGB"))
 
 
-def _place_and_size(image: Pixels) -> tuple[str, str]:
+@functools.cache
+def _place_and_size(image_id: int) -> tuple[str, str]:
     """Where the shape lies in its tile and how large it is; the commonest color is the background."""
+    image = pixels(image_id)
     codes = image.astype(np.int64) @ np.array([65536, 256, 1])
     values, counts = np.unique(codes, return_counts=True)
     rows, columns = np.nonzero(codes != values[counts.argmax()])
