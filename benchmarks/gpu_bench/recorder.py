@@ -42,7 +42,7 @@ class Recorder:
 
     @contextmanager
     def measuring(self, what: str, needs_seconds: float) -> Iterator[bool]:
-        """Whether time is left for ``what``; running out of GPU memory is a result, not an end."""
+        """Whether time is left for ``what``; a variant that fails is recorded as failed and ends nothing else."""
         left = self.deadline - time.monotonic()
         if left < needs_seconds:
             self.add(what, skipped=f"{left:.0f} s left, about {needs_seconds:.0f} s needed")
@@ -52,6 +52,11 @@ class Recorder:
             yield True
         except torch.cuda.OutOfMemoryError as error:
             self.add(what, failed="out of GPU memory", message=str(error).splitlines()[0])
+            free_memory()
+        except Exception as error:
+            # device time is short: the other variants are still measured, and the table shows this one
+            logger.exception("%s failed", what)
+            self.add(what, failed=f"{type(error).__name__}: {error}"[:500])
             free_memory()
 
     def _write(self, line: dict[str, Any]) -> None:
