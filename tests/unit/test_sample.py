@@ -12,6 +12,7 @@ from odb_workflow.model.load import load_processor
 from odb_workflow.processing.identity import processor_identity
 from odb_workflow.processing.sample import SampleProcessor
 from odb_workflow.processing.template import TemplateRenderer
+from odb_workflow.processing.vision import pixels_of
 from odb_workflow.runtime.errors import UserError
 from odb_workflow.tmdb.records import BadRecord, Record, Turn
 from odb_workflow.tmdb.store import RecordStore
@@ -341,6 +342,26 @@ def test_shapes_are_rendered_once(processor, folder: Path, monkeypatch: pytest.M
 
 
 # The processor as it is
+
+
+@pytest.mark.parametrize("size", [(64, 64), (1, 5), (130, 7), (3000, 2000)])
+def test_pixels_in_place_are_the_pixels(size: tuple[int, int]) -> None:
+    array = np.random.default_rng(0).integers(0, 255, (size[1], size[0], 3), dtype=np.uint8)
+    image = Image.fromarray(array)
+    assert np.array_equal(pixels_of(image)[:3].permute(1, 2, 0).numpy(), array)
+    cropped = image.crop((0, 0, size[0], max(size[1] // 2, 1)))
+    assert np.array_equal(pixels_of(cropped)[:3].permute(1, 2, 0).numpy(), np.asarray(cropped))
+
+
+def test_pixels_without_the_arrow_interface(monkeypatch: pytest.MonkeyPatch) -> None:
+    image = Image.fromarray(np.random.default_rng(0).integers(0, 255, (40, 30, 3), dtype=np.uint8))
+    expected = pixels_of(image)[:3]
+
+    def missing(_image):
+        raise TypeError("no Arrow interface")
+
+    monkeypatch.setattr("odb_workflow.processing.vision.pa.array", missing)
+    assert torch.equal(pixels_of(image), expected)
 
 
 def test_generic_path_gives_the_same_sample(processor, folder: Path) -> None:

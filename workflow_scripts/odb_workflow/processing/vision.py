@@ -7,11 +7,13 @@ temporal copy is written straight into the result.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import torch
 from PIL import Image
 from torchvision.transforms.v2 import InterpolationMode
@@ -101,6 +103,19 @@ class VisionSettings:
         return grid[0] * grid[1] * grid[2] // self.merge_size**2
 
 
+def pixels_of(image: Image.Image) -> torch.Tensor:
+    """uint8 ``[3 or 4, H, W]`` of an RGB image, in height-width-channel memory order.
+
+    Pillow keeps RGB in 4 bytes a pixel; through its Arrow interface they are used in place, and the fourth
+    channel is to be ignored. Older Pillow, or an image in several blocks of memory, is copied.
+    """
+    if hasattr(image, "__arrow_c_array__"):
+        with contextlib.suppress(ValueError, TypeError, NotImplementedError, BufferError):
+            flat = torch.from_dlpack(pa.array(image).flatten())
+            return flat.view(image.height, image.width, 4).permute(2, 0, 1)
+    return torch.from_numpy(np.array(image)).permute(2, 0, 1)
+
+
 class PatchMaker:
     """Turns RGB images into ``pixel_values`` rows.
 
@@ -125,12 +140,12 @@ class PatchMaker:
         """
         settings = self.settings
         width, height = settings.resized(*full_size)
-        pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1)
+        pixels = pixels_of(image)
         if (width, height) != image.size:
             # Left in its height-width-channel memory order, which torch resizes 2-3 times faster, to equal
             # bytes.
             pixels = tvF.resize(pixels, [height, width], interpolation=settings.interpolation, antialias=True)
-        return self.patches(pixels), (1, height // settings.patch_size, width // settings.patch_size)
+        return self.patches(pixels[:3]), (1, height // settings.patch_size, width // settings.patch_size)
 
     def patches(self, pixels: torch.Tensor) -> torch.Tensor:
         """uint8 ``[3, H, W]`` (sides multiples of ``factor``) to ``[P, D]`` in merge order."""
