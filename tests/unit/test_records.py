@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+from pathlib import Path
 
 import pytest
 from odb_workflow.tmdb.records import (
@@ -137,3 +138,10 @@ def test_every_reason_says_how_to_mend() -> None:
     assert all(reason.meaning and reason.fix for reason in REASONS.values())
     stops = {name for name, reason in REASONS.items() if reason.always_stops}
     assert stops == {"broken_json", "missing_id", "duplicate_id", "path_outside"}
+
+
+def test_every_reason_stands_in_the_documentation(repository: Path) -> None:
+    page = (repository / "docs" / "data-rules.md").read_text(encoding="utf-8")
+    for name, reason in REASONS.items():
+        mark = "**" if reason.always_stops else ""
+        assert f"| {mark}`{name}`{mark} | {reason.meaning} | {reason.fix} |" in page
