@@ -26,7 +26,8 @@ def supervise(
 ) -> int:
     """Run ``command`` in a process group of its own; returns its exit status.
 
-    The first SIGTERM or SIGINT is passed on to the whole group, which then has ``grace_seconds`` to write a
+    The first SIGTERM or SIGINT is passed on as SIGTERM to the whole group, which then has ``grace_seconds``
+    to write a
     resume
     point; after that it is killed. Ends with 128 + signal where a signal ended the program.
     """
@@ -43,7 +44,8 @@ def supervise(
     def forward(number: int, _frame: object) -> None:
         if not deadline:
             deadline.append(time.monotonic() + grace_seconds)
-            _signal_group(child.pid, signal.SIGTERM if number != signal.SIGINT else signal.SIGINT)
+            # SIGTERM also for Ctrl-C: launchers between us and the program end without a traceback.
+            _signal_group(child.pid, signal.SIGTERM)
 
     previous = {number: signal.signal(number, forward) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
@@ -55,7 +57,7 @@ def supervise(
                 if deadline and time.monotonic() > deadline[0]:
                     print("the program did not end in time and is killed", file=sys.stderr, flush=True)
                     _signal_group(child.pid, signal.SIGKILL)
-        _end_leftovers(child.pid)
+        _end_leftovers(child.pid, deadline[0] if deadline else None)
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
@@ -70,11 +72,18 @@ def _signal_group(group: int, number: int) -> bool:
     return True
 
 
-def _end_leftovers(group: int) -> None:
-    """End processes of the group that outlived the program."""
-    if not _signal_group(group, signal.SIGTERM):
-        return
-    deadline = time.monotonic() + LEFTOVER_SECONDS
+def _end_leftovers(group: int, deadline: float | None) -> None:
+    """End processes of the group that outlived the program.
+
+    Args:
+        deadline: Set where the group has been told to stop: a launcher may end before the training that it
+        started,
+            which is then still writing its resume point.
+    """
+    if deadline is None:
+        if not _signal_group(group, signal.SIGTERM):
+            return
+        deadline = time.monotonic() + LEFTOVER_SECONDS
     while time.monotonic() < deadline:
         if not _signal_group(group, 0):
             return
