@@ -176,6 +176,15 @@ def test_text_that_only_looks_like_a_control_token_is_kept(processor, folder: Pa
     assert supervised(processor, sample) == [answer + "<|im_end|>"]
 
 
+def test_truncation_and_padding_left_in_the_tokenizer_change_nothing(own_processor, folder: Path) -> None:
+    record = make(*DIALOG, images=("a.png", "b.jpg", "wide.png"))
+    samples = SampleProcessor(own_processor, 4096, folder)
+    expected = samples(record, 0)["input_ids"]
+    own_processor.tokenizer.backend_tokenizer.enable_truncation(8)
+    own_processor.tokenizer.backend_tokenizer.enable_padding(length=500)
+    assert torch.equal(samples(record, 0)["input_ids"], expected)
+
+
 # The length rule
 
 

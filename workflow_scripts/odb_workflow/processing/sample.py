@@ -158,7 +158,7 @@ class SampleProcessor:
             return BadRecord(reason, record_id=record.id, row=row, detail=detail)
 
         rendered = self.renderer.render(record, row, check=self.check_template)
-        encoding = self._backend.encode(rendered.text)
+        encoding = self._tokenize(rendered.text)
         ids = np.array(encoding.ids, dtype=np.int64)
         offsets = np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2)
         is_image = ids == self.image_token_id
@@ -177,6 +177,15 @@ class SampleProcessor:
             repeats[is_image] = image_tokens
             ids, labels, is_image = (np.repeat(values, repeats) for values in (ids, labels, is_image))
         return self._fit(Encoded(ids, labels, is_image, 0), bad)
+
+    def _tokenize(self, text: str) -> Any:
+        backend = self._backend
+        # A tokenizer file may hold these, and another caller's `truncation=True` leaves them set.
+        if backend.truncation is not None:
+            backend.no_truncation()
+        if backend.padding is not None:
+            backend.no_padding()
+        return backend.encode(text)
 
     def _fit(self, encoded: Encoded, bad: Callable[[str, str], BadRecord]) -> Encoded:
         """Apply the length rule of the module."""

@@ -79,6 +79,10 @@ class ValidationResult:
     info: dict[str, Any]
 
 
+class _Bar(tqdm):
+    monitor_interval = 0  # no thread of its own: workers are forked while the bar is open
+
+
 class _Writer:
     """Takes measured records in row order; holds at most one row group in memory."""
 
@@ -268,7 +272,7 @@ def _measure_all(
         return [measurer(line, row) for row, line in enumerate(store.read_lines(start, stop), start)]
 
     interval = 0.2 if sys.stderr.isatty() else 30
-    with tqdm(
+    with _Bar(
         total=len(store), unit="rec", desc="validate", disable=not progress, mininterval=interval
     ) as bar:
         for results in ordered_map(chunk, range(0, len(store), CHUNK_ROWS), processes):
