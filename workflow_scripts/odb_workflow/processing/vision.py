@@ -110,7 +110,7 @@ def pixels_of(image: Image.Image) -> torch.Tensor:
     channel is to be ignored. Older Pillow, or an image in several blocks of memory, is copied.
     """
     if hasattr(image, "__arrow_c_array__"):
-        with contextlib.suppress(ValueError, TypeError, NotImplementedError, BufferError):
+        with contextlib.suppress(AttributeError, BufferError, NotImplementedError, TypeError, ValueError):
             flat = torch.from_dlpack(pa.array(image).flatten())
             return flat.view(image.height, image.width, 4).permute(2, 0, 1)
     return torch.from_numpy(np.array(image)).permute(2, 0, 1)
