@@ -88,7 +88,7 @@ def architecture(tiny: bool) -> Qwen3VLConfig:
 def random_model(
     config: Qwen3VLConfig, device: torch.device, dtype: torch.dtype, seed: int
 ) -> torch.nn.Module:
-    """The model, its weights drawn on ``device``."""
+    """The model, its weights drawn on ``device``; rotary frequencies stay float32, as after loading."""
     torch.manual_seed(seed)
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
@@ -97,7 +97,7 @@ def random_model(
             model = Qwen3VLForConditionalGeneration(config)
     finally:
         torch.set_default_dtype(before)
-    return model.to(device=device, dtype=dtype)
+    return model
 
 
 def save_processor(folder: Path, words: list[str]) -> None:

@@ -77,7 +77,10 @@ def runs(tiny: bool) -> list[Run]:
 
 
 def _odb(budget: str, padding: str) -> tuple[str, ...]:
-    return ("--loader", "odb", "--token-budget", budget, "--padding", padding, "--no-warmup-buffer")
+    return (
+        *("--loader", "odb", "--token-budget", budget, "--padding", padding),
+        *("--no-warmup-buffer", "--prefetch-factor", "128"),
+    )
 
 
 def _fixed(size: str, padding: str = "pad") -> tuple[str, ...]:

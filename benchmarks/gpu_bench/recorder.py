@@ -33,6 +33,7 @@ class Recorder:
         self.path = path
         self.deadline = time.monotonic() + deadline_seconds
         self.lines: list[dict[str, Any]] = []
+        self.faults = 0
         self._write({"what": "machine", "command": command, **machine()})
 
     def add(self, what: str, **values: Any) -> None:
@@ -42,7 +43,7 @@ class Recorder:
 
     @contextmanager
     def measuring(self, what: str, needs_seconds: float) -> Iterator[bool]:
-        """Whether time is left for ``what``; a variant that fails is recorded as failed and ends nothing else."""
+        """Whether time is left for ``what``; a variant that fails is recorded, and ends nothing else."""
         left = self.deadline - time.monotonic()
         if left < needs_seconds:
             self.add(what, skipped=f"{left:.0f} s left, about {needs_seconds:.0f} s needed")
@@ -52,12 +53,12 @@ class Recorder:
             yield True
         except torch.cuda.OutOfMemoryError as error:
             self.add(what, failed="out of GPU memory", message=str(error).splitlines()[0])
-            free_memory()
         except Exception as error:
-            # device time is short: the other variants are still measured, and the table shows this one
+            # Device time is short: the other variants are still measured, and the table shows this one.
             logger.exception("%s failed", what)
-            self.add(what, failed=f"{type(error).__name__}: {error}"[:500])
-            free_memory()
+            self.add(what, failed=f"{type(error).__name__}: {error}"[:2000])
+            self.faults += 1
+        free_memory()
 
     def _write(self, line: dict[str, Any]) -> None:
         line = {"at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), **_finite(line)}

@@ -105,7 +105,7 @@ def vision_attention(
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
     """Full attention within each image, [1, heads, P, D] -> [1, P, heads, D]; see :func:`text_attention`."""
-    if segment_lengths is None and compat.has_varlen_attention(value.device, value.dtype):
+    if segment_lengths is None and compat.is_varlen_type(value):
         output = compat.varlen_attention(
             query.transpose(1, 2)[0], key.transpose(1, 2)[0], value.transpose(1, 2)[0],
             cu_seq_lens_q, max_length_q, causal=False, scale=scaling,

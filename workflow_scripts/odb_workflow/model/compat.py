@@ -6,7 +6,6 @@ public (attention interfaces, sub-modules of Qwen3-VL, ``vision_utils``) and equ
 
 from __future__ import annotations
 
-import functools
 import inspect
 import logging
 from collections.abc import Callable
@@ -16,7 +15,19 @@ import torch
 
 from ..runtime.errors import UserError
 
+try:
+    from torch.nn.attention.varlen import varlen_attn
+except ImportError:  # a build of torch without it: one call per sample serves instead
+    varlen_attn = None
+
 logger = logging.getLogger(__name__)
+
+# torch 2.14 refuses grouped heads unless told; 2.11 takes them as they come and has no such argument.
+GROUPED_HEADS: dict[str, Any] = (
+    {"enable_gqa": True}
+    if varlen_attn is not None and "enable_gqa" in inspect.signature(varlen_attn).parameters
+    else {}
+)
 
 TORCH_SUPPORTED = ((2, 11), (2, 14))
 TRANSFORMERS_SUPPORTED = ((5, 17), (5, 24))
@@ -59,25 +70,19 @@ def is_qwen3_vl(model: torch.nn.Module) -> bool:
     return all(hasattr(inner, part) for part in ("visual", "language_model")) and hasattr(model, "lm_head")
 
 
-@functools.cache
-def _varlen_attention() -> tuple[Callable[..., torch.Tensor], dict[str, Any]] | None:
-    try:
-        from torch.nn.attention import varlen
-    except ImportError:
-        return None
-    # torch 2.14 refuses grouped heads unless told; 2.11 takes them as they come and has no such argument.
-    grouped = {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen.varlen_attn).parameters else {}
-    return varlen.varlen_attn, grouped
-
-
 def has_varlen_attention(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether one attention call can serve segments of different lengths (CUDA, 16-bit, Ampere or newer)."""
     return (
         device.type == "cuda"
         and dtype in (torch.bfloat16, torch.float16)
         and torch.cuda.get_device_capability(device) >= (8, 0)
-        and _varlen_attention() is not None
+        and varlen_attn is not None
     )
+
+
+def is_varlen_type(tensor: torch.Tensor) -> bool:
+    """Whether :func:`varlen_attention` takes this tensor; cheap, and can be traced by the compiler."""
+    return tensor.is_cuda and tensor.dtype in (torch.bfloat16, torch.float16) and varlen_attn is not None
 
 
 def varlen_attention(
@@ -98,10 +103,9 @@ def varlen_attention(
     Returns:
         [T, heads, D].
     """
-    attention, grouped = _varlen_attention()
     # Under autocast the rotary embedding leaves query and key in float32, and the kernel takes one type.
     query, key = query.to(value.dtype), key.to(value.dtype)
-    return attention(
+    return varlen_attn(
         query,
         key,
         value,
@@ -111,7 +115,7 @@ def varlen_attention(
         max_seqlen,
         scale=scale,
         window_size=(-1, 0) if causal else (-1, -1),
-        **(grouped if query.shape[1] != key.shape[1] else {}),
+        **(GROUPED_HEADS if query.shape[1] != key.shape[1] else {}),
     )
 
 
@@ -122,7 +126,7 @@ def set_cudnn_attention(enabled: bool) -> None:
     shape is new. torch 2.14 also picks cuDNN inside ``varlen_attn``, out of reach of the public switch.
     """
     torch.backends.cuda.enable_cudnn_sdp(enabled)
-    if _varlen_attention() is None:
+    if varlen_attn is None:
         return
     from torch.nn.attention import varlen
 
