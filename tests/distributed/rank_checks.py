@@ -1,4 +1,4 @@
-"""Run under torchrun: compares what several ranks compute with one process, and provokes unequal ranks.
+"""Run on several ranks: compares what several ranks compute with one process, and provokes unequal ranks.
 
 Writes one JSON document of measured numbers; the tests state the right values.
 """
@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import torch
-
 from odb_workflow.loaders.collate import Collator
 from odb_workflow.loaders.epoch_plan import epoch_positions
 from odb_workflow.loaders.factory import build_epoch_loader
@@ -152,9 +151,9 @@ class Checks:
             loader.close()
 
     def with_modality(self, images: bool, count: int = 3) -> list[MicroBatch]:
-        """One micro-batch of text-only samples, or of samples with images, disjoint between ranks."""
+        """One micro-batch of text-only samples, or of samples with images."""
         found = [i for i in range(len(self.data.rows)) if ("pixel_values" in self.data.dataset[i]) == images]
-        mine = found[self.ranks.rank * count : (self.ranks.rank + 1) * count]
+        mine = [found[(self.ranks.rank * count + i) % len(found)] for i in range(count)]
         return [MicroBatch.from_batch(self.collate([self.data.dataset[i] for i in mine]))]
 
     def said_by(self, action: Any) -> list[dict[str, Any]]:
@@ -208,7 +207,7 @@ class Checks:
 
 
 def distance(have: dict[str, torch.Tensor], want: dict[str, torch.Tensor]) -> float:
-    """Norm of the difference over the norm of ``want``, over all tensors; one missing in ``want`` counts as 0."""
+    """Norm of the difference over the norm of ``want``; a tensor missing in ``want`` counts as 0."""
     difference = sum(
         float((tensor.detach().double() - (want[key].double() if key in want else 0)).square().sum())
         for key, tensor in have.items()
@@ -216,7 +215,8 @@ def distance(have: dict[str, torch.Tensor], want: dict[str, torch.Tensor]) -> fl
     return (difference / sum(float(tensor.double().square().sum()) for tensor in want.values())) ** 0.5
 
 
-def main() -> None:
+def main() -> int:
+    """Run all checks and write their numbers."""
     parser = argparse.ArgumentParser()
     for name in ("--model", "--data", "--validation"):
         parser.add_argument(name, required=True)
@@ -229,7 +229,4 @@ def main() -> None:
         options.out.write_text(json.dumps(checks.results))
     checks.ranks.barrier()
     torch.distributed.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main()
+    return 0

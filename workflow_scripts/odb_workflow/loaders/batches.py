@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from .processes import GuardedForkContext
-from .transport import ParcelCollator, ParcelDataset
+from .transport import ParcelCollator, ParcelDataset, raise_failure
 
 
 class PlannedBatchLoader:
@@ -42,7 +42,9 @@ class PlannedBatchLoader:
         return self
 
     def __next__(self) -> dict[str, Any]:
-        return dict(next(self._iterator))
+        batch = dict(next(self._iterator))
+        raise_failure(batch)
+        return batch
 
     def close(self) -> None:
         """End the workers; nothing is left running afterwards."""

@@ -21,7 +21,7 @@ from torch.utils.data._utils import signal_handling
 
 from ..runtime.errors import UserError
 from .processes import GuardedForkContext
-from .transport import ParcelCollator, ParcelDataset
+from .transport import ParcelCollator, ParcelDataset, raise_failure
 
 ODB_INFO_KEY = "odb_info"
 """Where a batch carries its ``odb.ODBStepInfo`` (samples over all ranks, loss scale)."""
@@ -110,6 +110,7 @@ class OdbLoader:
         except StopIteration:
             self._exhausted = True
             raise
+        raise_failure(batch)
         self._check_metadata(batch)
         batch[ODB_INFO_KEY] = odb.pop_step_info(batch, loss_scaling=self._settings.loss_scaling)
         return batch

@@ -8,13 +8,20 @@ tokens); only large ones, such as the pixels of a big batch, go through shared m
 
 from __future__ import annotations
 
+import pickle
+import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
+from ..runtime.errors import UserError
+
 INLINE_BYTES = 1 << 20
+SHARED_MEMORY_FIX = (
+    "make /dev/shm larger (docker run --shm-size), or lower --buffer-size, --prefetch-factor or --num-workers"
+)
 
 
 class Parcel(dict):
@@ -37,7 +44,7 @@ class _Bits:
 
 
 def _wrap(value: Any) -> Any:
-    if not isinstance(value, torch.Tensor) or value.numel() * value.element_size() > INLINE_BYTES:
+    if not isinstance(value, torch.Tensor) or _is_large(value):
         return value
     if value.dtype == torch.bfloat16:
         return _Bits(value.contiguous().view(torch.int16).numpy(), value.dtype)
@@ -55,8 +62,56 @@ def _unpack(items: list[tuple[str, Any]]) -> dict[str, Any]:
     return {key: _unwrap(value) for key, value in items}
 
 
+def _shared(parcel: Parcel) -> Parcel:
+    """Move large tensors to shared memory now.
+
+    Left to the queue's own thread, a full /dev/shm would be printed there, the batch dropped, and the
+    training would wait for it for ever; here it is an error of the worker, which reaches the training.
+    """
+    for value in parcel.values():
+        if isinstance(value, torch.Tensor) and _is_large(value):
+            try:
+                value.share_memory_()
+            except (OSError, RuntimeError) as error:
+                size = value.numel() * value.element_size()
+                raise UserError(
+                    f"{size} bytes cannot be put into shared memory: {error}",
+                    where="/dev/shm",
+                    fix=SHARED_MEMORY_FIX,
+                ) from None
+    return parcel
+
+
+def _is_large(tensor: torch.Tensor) -> bool:
+    return tensor.numel() * tensor.element_size() > INLINE_BYTES
+
+
+FAILURE_KEY = "loader_failure"
+
+
+def _failed(error: Exception) -> Parcel:
+    """A parcel that carries an error to the training.
+
+    ``input_ids`` lets odb count it as a sample: an error that odb passes on by itself is never read where the
+    buffer waits for one more sample, and the training would wait for ever.
+    """
+    if not isinstance(error, UserError):
+        error.add_note("".join(traceback.format_exception(error)))
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:  # errors of libraries often cannot be pickled
+        error = RuntimeError("".join(traceback.format_exception(error)))
+    return Parcel({"input_ids": torch.zeros(1, dtype=torch.int64), FAILURE_KEY: error})
+
+
+def raise_failure(batch: dict[str, Any]) -> None:
+    """Raise the error that a loader process sent in place of a batch."""
+    if FAILURE_KEY in batch:
+        raise batch[FAILURE_KEY]
+
+
 class ParcelDataset:
-    """A map-style dataset whose samples travel as parcels.
+    """A map-style dataset whose samples travel as parcels; an error travels as a parcel too.
 
     It has no ``__getitems__``, so that every sample is fetched by ``__getitem__``. ``pop`` returns the
     dataset itself: from torch 2.14 the private worker loop receives a one-element list and calls ``.pop()``
@@ -73,14 +128,23 @@ class ParcelDataset:
         return len(self.dataset)
 
     def __getitem__(self, position: int) -> Parcel:
-        return Parcel(self.dataset[position])
+        try:
+            return _shared(Parcel(self.dataset[position]))
+        except Exception as error:
+            return _failed(error)
 
 
 class ParcelCollator:
-    """A collate function whose batches travel as parcels."""
+    """A collate function whose batches travel as parcels, and its errors and those of samples too."""
 
     def __init__(self, collate: Callable[[Sequence[dict]], dict[str, Any]]) -> None:
         self.collate = collate
 
     def __call__(self, samples: Sequence[dict]) -> Parcel:
-        return Parcel(self.collate(samples))
+        for sample in samples:
+            if FAILURE_KEY in sample:
+                return Parcel(sample)
+        try:
+            return _shared(Parcel(self.collate(samples)))
+        except Exception as error:
+            return _failed(error)

@@ -49,10 +49,8 @@ def build_parser() -> argparse.ArgumentParser:
     add = where.add_argument
     add("--arm", default=None, help="name of the arm; by default the kind of its loader")
     add("--data", default="data/mm-mix-tmdb", help="TMDB directory")
-    add(
-        "--source-data", default=None, help="TMDB directory on the shared disk, where --data is a staged copy"
-    )
-    add("--local-data", default=None, help="staged copy of the TMDB on this node; read instead of --data")
+    add("--source-data", default=None, help="TMDB directory on a slow shared disk, read instead of --data")
+    add("--local-data", default=None, help="copy the TMDB to this folder of the node once, and read it there")
     add(
         "--validation",
         default=None,
@@ -164,7 +162,8 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     args = build_parser().parse_args(argv)
     args.arm = args.arm or args.loader
     args.output_dir = Path(args.output_dir or f"outputs/accelerate-real/{args.arm}")
-    args.data = Path(args.local_data or args.data)
+    args.data = Path(args.source_data or args.data)
+    args.local_data = Path(args.local_data) if args.local_data else None
     args.trainable_keywords = [word.strip() for word in args.trainable_keywords.split(",") if word.strip()]
     args.log_with = [name.strip() for name in (args.log_with or "").split(",") if name.strip()]
     if args.prefetch_factor is None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ..runtime.errors import UserError
+from .agreement import AllRanksError
 
 SHOWN = 20
 
@@ -48,7 +48,7 @@ class EpochAudit:
     foreign: list[int] = field(default_factory=list)
 
     def check(self) -> None:
-        """Raise a UserError where a sample was lost, doubled or does not belong to the epoch."""
+        """Raise an error, on all ranks, where a sample was lost, doubled or does not belong to the epoch."""
         if not (self.lost or self.doubled or self.foreign):
             return
         parts = [
@@ -56,7 +56,7 @@ class EpochAudit:
             for name, rows in (("lost", self.lost), ("doubled", self.doubled), ("foreign", self.foreign))
             if rows
         ]
-        raise UserError(
+        raise AllRanksError(
             f"epoch {self.epoch + 1} did not train on each sample once: {'; '.join(parts)}",
             where=f"{self.distinct} of {self.expected} samples were trained on",
             fix="the loader is at fault; with odb leave --join on, and report the settings of this run",

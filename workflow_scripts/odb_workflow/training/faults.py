@@ -9,11 +9,17 @@ from collections.abc import Iterator
 
 import torch
 
+from ..loaders.transport import SHARED_MEMORY_FIX
 from ..runtime.errors import UserError
 from ..tmdb.records import BadRecord
 from .agreement import AllRanksError
+from .steps import MicroBatch
 
 EXIT_ANOTHER_RANK = 1
+MEMORY_FIX = (
+    "lower --token-budget (or --fixed-batch-size) or --max-length, or use --gradient-checkpointing on; "
+    "the same command continues from the last resume point"
+)
 
 
 @contextlib.contextmanager
@@ -34,14 +40,32 @@ def readable_faults() -> Iterator[None]:
         raise told from error
 
 
+@contextlib.contextmanager
+def shape_told(micro: MicroBatch) -> Iterator[None]:
+    """Add the shape of the batch to an error about GPU memory.
+
+    Raises:
+        UserError: the GPU has too little memory for this batch.
+    """
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        rows, width = micro.tensors["input_ids"].shape
+        patches = len(micro.tensors["pixel_values"]) if "pixel_values" in micro.tensors else 0
+        raise UserError(
+            f"the GPU ran out of memory: {str(error).splitlines()[0]}",
+            where=f"a batch of {len(micro.rows)} samples, {rows} x {width} tokens, {patches} image patches",
+            fix=MEMORY_FIX,
+        ) from error
+
+
 def explain(error: BaseException) -> UserError | None:
     """The UserError for a failure that has a known cause, or None."""
     text = str(error)
     if isinstance(error, torch.OutOfMemoryError):
         return UserError(
             f"the GPU ran out of memory: {text.splitlines()[0]}",
-            fix="lower --token-budget (or --fixed-batch-size) or --max-length, or use "
-            "--gradient-checkpointing on; the same command continues from the last resume point",
+            fix=MEMORY_FIX,
         )
     if isinstance(error, BadRecord):
         return error
@@ -61,8 +85,7 @@ def explain(error: BaseException) -> UserError | None:
         return UserError(
             f"shared memory is full: {text.splitlines()[0]}",
             where="/dev/shm",
-            fix="make /dev/shm larger (docker run --shm-size), or lower --buffer-size, "
-            "--prefetch-factor or --num-workers",
+            fix=SHARED_MEMORY_FIX,
         )
     if "DataLoader worker" in text or "collate process" in text:
         return UserError(

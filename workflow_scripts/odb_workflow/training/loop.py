@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+from .faults import shape_told
 from .loss_scaling import loss_factor
 from .run import TrainingRun
 from .steps import agreed_steps
@@ -40,7 +41,8 @@ def train_epochs(run: TrainingRun) -> Ending:
                         world_size=run.ranks.world_size,
                     )
                     last = number == len(step.micro_batches)
-                    losses.append(run.engine.accumulate(micro.tensors, factor, last))
+                    with shape_told(micro):
+                        losses.append(run.engine.accumulate(micro.tensors, factor, last))
                 norm = run.engine.step(rate)
                 run.note(step, epoch, rate, losses, norm)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 
 from ..runtime.errors import UserError
 from ..runtime.files import atomic_directory, atomic_write_json, read_json, sha256_file
@@ -63,7 +64,7 @@ def save_model(folder: Path, model: torch.nn.Module, processor: Any) -> None:
         with atomic_directory(folder / CHECKPOINT_NAME) as part:
             model.save_pretrained(part)
             processor.save_pretrained(part)
-    except OSError as error:
+    except (OSError, SafetensorError) as error:
         raise UserError(
             f"cannot save the trained model: {error}",
             where=str(folder / CHECKPOINT_NAME),

@@ -38,6 +38,7 @@ from .loop import train_epochs
 from .resume import ResumePoint, find_resume_point, remove_resume_points, restore_random_state
 from .run import TrainingRun
 from .setup import DTYPES, check_equal_on_ranks, deepspeed_settings, make_accelerator, use_cpu
+from .staging import staged_copy
 from .steps import Mover
 from .stop_request import StopRequest
 from .summary import training_summary
@@ -56,7 +57,7 @@ def train(args: argparse.Namespace, code_version: int, process_start: float) -> 
     """
     started = now()
     rank, world_size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-    setup_logging(rank=rank)
+    setup_logging("INFO" if rank == 0 else "ERROR")
     if not sys.stderr.isatty():
         disable_progress_bar()
     check_versions()
@@ -74,6 +75,8 @@ def train(args: argparse.Namespace, code_version: int, process_start: float) -> 
         processor = load_processor(
             args.model, args.image_max_pixels, trust_remote_code=args.trust_remote_code
         )
+        if args.local_data:
+            args.data = staged_copy(args.data, args.local_data)
         _validate_if_needed(args, processor, ranks)
         data = load_training_data(args, processor, _pixel_dtype(args, performance))
         settings = loader_settings(args)
@@ -87,10 +90,9 @@ def train(args: argparse.Namespace, code_version: int, process_start: float) -> 
             weight_decay=args.weight_decay,
             max_grad_norm=args.max_grad_norm,
             precision=args.precision,
-            fused=performance.on(
-                "fused_optimizer", device.type == "cuda" and performance.mode != "reference"
-            ),
+            fused=performance.on("fused_optimizer", performance.mode != "reference"),
         )
+        forward.switches["fused_optimizer"] = optimizer.fused
         if deepspeed is None:
             engine = PlainEngine(forward, device, world_size, optimizer)
         else:
@@ -100,7 +102,7 @@ def train(args: argparse.Namespace, code_version: int, process_start: float) -> 
             restore_random_state(point, rank)
             logger.info("continuing after step %d of an interrupted run", point.state["totals"]["step"])
         if args.log_with:
-            accelerator.init_trackers("train", config=training_identity(args))
+            accelerator.init_trackers("train", config=_plain(training_identity(args)))
         run = TrainingRun(
             args,
             settings,
@@ -245,6 +247,14 @@ def _pad_token(processor: Any) -> int:
 def _pixel_dtype(args: argparse.Namespace, performance: PerformanceSettings) -> torch.dtype | None:
     bf16 = performance.on("bf16_pixels", args.precision == "bf16" and performance.mode != "reference")
     return torch.bfloat16 if bf16 else None
+
+
+def _plain(config: dict[str, Any]) -> dict[str, Any]:
+    """Values that every tracker takes."""
+    return {
+        key: value if isinstance(value, (bool, int, float, str)) else str(value)
+        for key, value in config.items()
+    }
 
 
 def _tracker(accelerator: Any) -> Any:

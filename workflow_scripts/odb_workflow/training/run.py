@@ -15,8 +15,7 @@ import torch
 
 from ..loaders.epoch_plan import epoch_lengths, epoch_positions, remaining_positions
 from ..loaders.factory import LoaderSettings, build_epoch_loader, planned_duplicates
-from ..runtime.errors import UserError
-from .agreement import Ranks
+from .agreement import AllRanksError, Ranks
 from .audit import EpochAudit, audit_epoch, summarize
 from .book import StepBook, Totals
 from .data import TrainingData
@@ -215,7 +214,7 @@ class TrainingRun:
         """
         audit = self.audit(epoch, finished=True)
         if audit.distinct == 0:
-            raise UserError(
+            raise AllRanksError(
                 f"epoch {epoch + 1} emitted no sample of {audit.expected}",
                 where=f"loader {self.settings.kind}",
                 fix="raise --buffer-size or --num-workers; look at the loader's own messages above",
