@@ -19,7 +19,7 @@ from pathlib import Path
 
 from odb_workflow.runtime.errors import UserError, run_main
 from odb_workflow.workflow.devices import lock_devices
-from odb_workflow.workflow.nodes import allocated_nodes, job_port, srun_command
+from odb_workflow.workflow.nodes import allocated_nodes, job_port, node_address, srun_command
 from odb_workflow.workflow.ports import choose_port
 from odb_workflow.workflow.supervise import supervise
 
@@ -53,12 +53,12 @@ def command(options: argparse.Namespace, port: int) -> list[str]:
     """The command line of one machine's launcher."""
     python = sys.executable
     if options.machines > 1:
-        nodes = allocated_nodes()
+        first = node_address(allocated_nodes()[0])
         return [
             python,
             *("-m", "torch.distributed.run", "--nnodes", str(options.machines)),
             *("--nproc-per-node", str(options.processes), "--node-rank", os.environ.get("SLURM_NODEID", "0")),
-            *("--master-addr", nodes[0], "--master-port", str(port)),
+            *("--master-addr", first, "--master-port", str(port)),
             *options.program,
         ]
     if not options.accelerate and options.processes == 1:

@@ -65,11 +65,12 @@ def test_several_processes_get_a_rendezvous_also_on_cpu() -> None:
 
 def test_several_machines_start_torchrun_on_each(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launch, "allocated_nodes", lambda: ["node1", "node2"])
+    monkeypatch.setattr(launch, "node_address", lambda name: f"{name}.cluster")
     monkeypatch.setenv("SLURM_NODEID", "1")
     made = launch.command(options(machines=2, processes=4, gpus=4), 20001)
     assert made[made.index("--nnodes") + 1] == "2"
     assert made[made.index("--node-rank") + 1] == "1"
-    assert made[made.index("--master-addr") + 1] == "node1"
+    assert made[made.index("--master-addr") + 1] == "node1.cluster"
     assert made[made.index("--master-port") + 1] == "20001"
 
 

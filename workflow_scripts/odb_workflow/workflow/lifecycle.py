@@ -116,7 +116,8 @@ class Lifecycle:
         """
         files = [log] if isinstance(log, str) else log
         text = "\n".join(last_lines(file, count=100_000, size=10_000_000, indent="") for file in files)
-        for file in dict.fromkeys(_LOG_LINE.findall(text)):
+        named = [file for line in _LOG_LINE.findall(text) for file in line.split(", ")]
+        for file in dict.fromkeys(named):
             print(f"\nlast lines of {file}:", file=sys.stderr)
             print(last_lines(file), file=sys.stderr, flush=True)
 

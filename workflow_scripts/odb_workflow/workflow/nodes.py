@@ -33,6 +33,15 @@ def allocated_nodes() -> list[str]:
     return _output(["scontrol", "show", "hostnames", listed]).split()
 
 
+def node_address(name: str) -> str:
+    """The address of a node as SLURM knows it, which on some clusters is not its name."""
+    for word in _output(["scontrol", "show", "node", name]).split():
+        key, _, value = word.partition("=")
+        if key == "NodeAddr" and value:
+            return value
+    return name
+
+
 def srun_command(options: argparse.Namespace, program: list[str]) -> list[str]:
     """The command that starts ``program`` once on each machine of the job.
 
