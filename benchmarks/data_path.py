@@ -7,6 +7,7 @@ and measures on it
 * validation in records/s with 1 and 2 processes,
 * processing in samples per second of one core, against decoding plus the processor called in the plainest
   way, record by record in turn,
+* the same records with 1 % made faulty: validated with `drop` and reported in one go,
 * opening a dataset of 206,526 records: time and memory of a fresh process,
 * peak memory of the validation at a quarter and at the whole number of records.
 
@@ -138,6 +139,65 @@ def measure_validation(data: Path, processor: Any, work: Path) -> list[dict[str,
     if same[0] != same[1]:
         raise AssertionError("1 and 2 processes wrote different results")
     return rows
+
+
+def spoil(source: Path, folder: Path, share: float) -> list[int]:
+    """A copy of the records of which some have one of five faults; the rows of those."""
+    (folder / "images").mkdir(parents=True)
+    for path in (source / "images").iterdir():
+        os.link(path, folder / "images" / path.name)
+    cut = (source / "images" / "caption_like-0.jpg").read_bytes()
+    (folder / "images" / "cut.jpg").write_bytes(cut[: len(cut) // 3])
+    records = [json.loads(line) for line in (source / "records.jsonl").open(encoding="utf-8")]
+    rows = np.random.default_rng(2).choice(len(records), int(share * len(records)), replace=False)
+    for kind, row in enumerate(rows.tolist()):
+        record = records[row]
+        question, answer = record["conversations"]
+        if kind % 5 == 0:
+            record["images"] = ["images/gone.jpg"]
+        elif kind % 5 == 1:
+            record["images"] = ["images/cut.jpg"]
+        elif kind % 5 == 2:
+            answer["value"] = " "
+        elif kind % 5 == 3:
+            question["value"] = "no marker"
+        else:
+            question["value"] += "<|im_end|>"
+    with open(folder / "records.jsonl", "w", encoding="utf-8", newline="\n") as handle:
+        handle.writelines(json.dumps(record) + "\n" for record in records)
+    (folder / "metadata.json").write_text(json.dumps({"num_records": len(records), "builder": "benchmark"}))
+    return sorted(rows.tolist())
+
+
+def measure_faulty(data: Path, processor: Any, work: Path) -> dict[str, Any]:
+    """Validate records of which 1 % are faulty, with `drop`, and report."""
+    from odb_workflow.tmdb.accepted import AcceptedSet
+    from odb_workflow.tmdb.pages import data_report_page
+    from odb_workflow.tmdb.report import build_report
+    from odb_workflow.tmdb.store import RecordStore
+    from odb_workflow.tmdb.validate import validate_tmdb
+
+    folder, output = work / "faulty", work / "validation-faulty"
+    bad = spoil(data, folder, 0.01)
+    begin, cpu = time.perf_counter(), cpu_seconds()
+    options = {"max_length": MAX_LENGTH, "on_bad_record": "drop", "processes": 2, "progress": False}
+    result = validate_tmdb(folder, processor, output_dir=output, **options)
+    validated, cpu = time.perf_counter() - begin, cpu_seconds() - cpu
+    accepted = AcceptedSet.load(output)
+    if sorted(set(range(accepted.n_records)) - set(accepted.rows.tolist())) != bad:
+        raise AssertionError("other records were rejected than those made faulty")
+    begin = time.perf_counter()
+    split = {"mode": "lf_val_size", "val_size": 0.05, "split_seed": 42}
+    page = data_report_page(build_report(RecordStore(folder), output, split))
+    return {
+        "records": result.records,
+        "rejected": result.rejected,
+        "by_reason": result.info["rejected_by_reason"],
+        "validate_seconds": validated,
+        "validate_cpu_seconds": cpu,
+        "report_seconds": time.perf_counter() - begin,
+        "page_bytes": len(page.encode()),
+    }
 
 
 def plain_sample(processor: Any, record: Any, folder: Path) -> Any:
@@ -284,6 +344,10 @@ def page(result: dict[str, Any]) -> str:
             for row in result["validation"]
         ),
         "",
+        "With 1 % of them made faulty (five kinds) and `on_bad_record: drop`: exactly the {rejected:,} faulty "
+        "of {records:,} were rejected in {validate_seconds:.0f} s ({validate_cpu_seconds:.0f} CPU seconds, 2 "
+        "processes); the data report took {report_seconds:.1f} s.".format(**result["faulty"]),
+        "",
         "## Samples per second of one core",
         "",
         "Plain: `Image.open(...).convert('RGB')`, `apply_chat_template`, `processor(...)`, without labels. "
@@ -350,6 +414,7 @@ def main() -> None:
             "records": arguments.records,
             "processing": measure_processing(data, processor, arguments.samples),
             "validation": measure_validation(data, processor, work),
+            "faulty": measure_faulty(data, processor, work),
             "opening": measure_opening(make_dataset(work / "many", arguments.open_records)),
         }
         quarter = make_dataset(work / "quarter", arguments.records // 4)
