@@ -187,9 +187,9 @@ def test_arm_whose_targets_are_free() -> None:
 
 
 def test_a_new_loader_kind_keeps_nothing_of_the_old_arm(repository: Path) -> None:
-    settings = {"arms": {"odb": {"loader": "standard", "fixed_batch_size": "auto"}}}
+    settings = {"arms": {"odb": {"loader": "standard", "fixed_batch_size": 3}}}
     arm = load_config(repository, environment={}, command_line=settings).config.arms["odb"]
-    assert (arm.loader, arm.fixed_batch_size) == ("standard", "auto")
+    assert (arm.loader, arm.fixed_batch_size) == ("standard", 3)
 
 
 def test_a_preset_takes_an_arm_away(repository: Path) -> None:

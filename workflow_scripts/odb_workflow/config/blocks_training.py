@@ -94,17 +94,14 @@ class StandardArm(ArmBase):
     """Fixed batches."""
 
     loader: Literal["standard"] = Field(description="Loader kind.")
-    fixed_batch_size: Positive | Literal["auto"] = Field(
-        default=1,
-        description="Samples per batch and rank; `auto`: the largest that fits this device's memory.",
-    )
+    fixed_batch_size: Positive = Field(default=1, description="Samples per batch and rank.")
 
 
 class LengthGroupedArm(ArmBase):
     """Fixed batches of similar length."""
 
     loader: Literal["length_grouped"] = Field(description="Loader kind.")
-    fixed_batch_size: Positive | Literal["auto"] = Field(default=1, description="Samples per batch and rank.")
+    fixed_batch_size: Positive = Field(default=1, description="Samples per batch and rank.")
 
 
 class TokenBudgetArm(ArmBase):
