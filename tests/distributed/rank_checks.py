@@ -27,9 +27,9 @@ from odb_workflow.training.book import StepBook
 from odb_workflow.training.data import load_training_data
 from odb_workflow.training.engines import DeepSpeedEngine, OptimizerSettings, PlainEngine, trainable
 from odb_workflow.training.loss_scaling import loss_factor
+from odb_workflow.training.process import StopRequest
 from odb_workflow.training.setup import check_equal_on_ranks, deepspeed_settings, make_accelerator
 from odb_workflow.training.steps import MicroBatch, Mover, Step, agreed_steps
-from odb_workflow.training.stop_request import StopRequest
 
 CPU = torch.device("cpu")
 SETTINGS = OptimizerSettings(weight_decay=0.0, max_grad_norm=0.5, precision="fp32", fused=False)

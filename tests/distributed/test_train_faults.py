@@ -259,7 +259,7 @@ def test_shared_memory_that_is_full(given: TrainingInput, tmp_path: Path, flags:
     def patch() -> None:
         from odb_workflow.loaders import transport
 
-        transport.INLINE_BYTES = 1000
+        transport.SHARED_FROM_BYTES = 1000
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         build = run_module.build_epoch_loader
 

@@ -6,6 +6,7 @@ starts a real one.
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import multiprocessing
 import os
@@ -21,6 +22,7 @@ from typing import Any
 
 import odb  # noqa: F401
 import train_accelerate
+from accelerate.state import AcceleratorState, GradientState
 from odb_workflow.model.load import load_processor
 from odb_workflow.runtime.errors import run_main
 from odb_workflow.tmdb.validate import validate_tmdb
@@ -72,6 +74,10 @@ def _child(
 ) -> None:
     sys.stdout = sys.stderr = log.open("a", buffering=1)
     os.dup2(sys.stderr.fileno(), 2)
+    faulthandler.register(signal.SIGUSR1, file=sys.stderr, all_threads=True)
+    # what other tests of this process left behind
+    AcceleratorState._reset_state(reset_partial_state=True)
+    GradientState._reset_state()
     for name in LAUNCHER_VARIABLES:
         os.environ.pop(name, None)
     if world_size > 1:
@@ -120,6 +126,8 @@ class Run:
             process.join(max(deadline - time.monotonic(), 0))
         hung = [process for process in self.processes if process.is_alive()]
         for process in hung:
+            os.kill(process.pid, signal.SIGUSR1)  # writes its stacks to the log
+            time.sleep(1)
             process.kill()
             process.join()
         assert not hung, f"{len(hung)} ranks hang:\n{self.log[-3000:]}"

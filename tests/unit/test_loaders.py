@@ -177,7 +177,8 @@ def test_a_parcel_arrives_as_a_plain_dictionary_with_equal_tensors() -> None:
         large=torch.zeros(1 << 19, dtype=torch.float32),
         count=7,
         lengths=(1, 2),
-    )
+    ).share_large_tensors()
+    assert sent["large"].is_shared()
     context = multiprocessing.get_context("fork")
     receiver, sender = context.Pipe(duplex=False)
     arrived = context.Event()

@@ -1,9 +1,10 @@
 """Samples and batches on their way between loader processes.
 
 torch sends every tensor through a file descriptor or a file in /dev/shm of its own: about 0.7 ms a tensor,
-and a buffer of 1,024 samples with seven tensors each holds 7,000 descriptors, where the usual limit is 1,024.
-Small tensors are therefore sent as bytes inside the message (measured ten times faster for samples of 60
-tokens); only large ones, such as the pixels of a big batch, go through shared memory.
+and a buffer of 1,024 samples with seven tensors each holds 7,000 descriptors and all its pixels in /dev/shm,
+where the usual limits are 1,024 and, in a container, 64 MB. Samples are therefore sent as bytes inside the
+message (ten times faster for samples of 60 tokens); only the large tensors of a batch, its pixels, go
+through shared memory.
 """
 
 from __future__ import annotations
@@ -18,21 +19,39 @@ import torch
 
 from ..runtime.errors import UserError
 
-INLINE_BYTES = 1 << 20
+SHARED_FROM_BYTES = 1 << 20
 SHARED_MEMORY_FIX = (
     "make /dev/shm larger (docker run --shm-size), or lower --buffer-size, --prefetch-factor or --num-workers"
 )
 
 
 class Parcel(dict):
-    """A dictionary that arrives in another process as a plain dictionary with equal tensors."""
+    """A dictionary that is sent as bytes and arrives as a plain dictionary with equal tensors."""
 
     def __reduce__(self) -> tuple[Callable[..., dict], tuple]:
         return _unpack, ([(key, _wrap(value)) for key, value in self.items()],)
 
+    def share_large_tensors(self) -> Parcel:
+        """Send tensors above ``SHARED_FROM_BYTES`` through shared memory; moves them there now.
+
+        Left to the queue's own thread, a full /dev/shm would be printed there, the batch dropped, and the
+        training would wait for it for ever; here it is an error of the worker, which reaches the training.
+        """
+        for value in self.values():
+            if isinstance(value, torch.Tensor) and _bytes(value) > SHARED_FROM_BYTES:
+                try:
+                    value.share_memory_()
+                except (OSError, RuntimeError) as error:
+                    raise UserError(
+                        f"{_bytes(value)} bytes cannot be put into shared memory: {error}",
+                        where="/dev/shm",
+                        fix=SHARED_MEMORY_FIX,
+                    ) from None
+        return self
+
 
 class _Bits:
-    """A small tensor as a numpy array plus its dtype (numpy has no bfloat16)."""
+    """A tensor as a numpy array plus its dtype (numpy has no bfloat16)."""
 
     __slots__ = ("array", "dtype")
 
@@ -44,7 +63,7 @@ class _Bits:
 
 
 def _wrap(value: Any) -> Any:
-    if not isinstance(value, torch.Tensor) or _is_large(value):
+    if not isinstance(value, torch.Tensor) or value.is_shared():
         return value
     if value.dtype == torch.bfloat16:
         return _Bits(value.contiguous().view(torch.int16).numpy(), value.dtype)
@@ -62,28 +81,8 @@ def _unpack(items: list[tuple[str, Any]]) -> dict[str, Any]:
     return {key: _unwrap(value) for key, value in items}
 
 
-def _shared(parcel: Parcel) -> Parcel:
-    """Move large tensors to shared memory now.
-
-    Left to the queue's own thread, a full /dev/shm would be printed there, the batch dropped, and the
-    training would wait for it for ever; here it is an error of the worker, which reaches the training.
-    """
-    for value in parcel.values():
-        if isinstance(value, torch.Tensor) and _is_large(value):
-            try:
-                value.share_memory_()
-            except (OSError, RuntimeError) as error:
-                size = value.numel() * value.element_size()
-                raise UserError(
-                    f"{size} bytes cannot be put into shared memory: {error}",
-                    where="/dev/shm",
-                    fix=SHARED_MEMORY_FIX,
-                ) from None
-    return parcel
-
-
-def _is_large(tensor: torch.Tensor) -> bool:
-    return tensor.numel() * tensor.element_size() > INLINE_BYTES
+def _bytes(tensor: torch.Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
 
 
 FAILURE_KEY = "loader_failure"
@@ -129,7 +128,7 @@ class ParcelDataset:
 
     def __getitem__(self, position: int) -> Parcel:
         try:
-            return _shared(Parcel(self.dataset[position]))
+            return Parcel(self.dataset[position])
         except Exception as error:
             return _failed(error)
 
@@ -145,6 +144,6 @@ class ParcelCollator:
             if FAILURE_KEY in sample:
                 return Parcel(sample)
         try:
-            return _shared(Parcel(self.collate(samples)))
+            return Parcel(self.collate(samples)).share_large_tensors()
         except Exception as error:
             return _failed(error)

@@ -35,12 +35,12 @@ from .arguments import loader_settings, training_identity
 from .data import TrainingData, load_training_data
 from .engines import DeepSpeedEngine, OptimizerSettings, PlainEngine
 from .loop import train_epochs
+from .process import StopRequest
 from .resume import ResumePoint, find_resume_point, remove_resume_points, restore_random_state
 from .run import TrainingRun
 from .setup import DTYPES, check_equal_on_ranks, deepspeed_settings, make_accelerator, use_cpu
 from .staging import staged_copy
 from .steps import Mover
-from .stop_request import StopRequest
 from .summary import training_summary
 
 logger = logging.getLogger(__name__)

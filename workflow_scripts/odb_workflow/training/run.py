@@ -20,11 +20,11 @@ from .audit import EpochAudit, audit_epoch, summarize
 from .book import StepBook, Totals
 from .data import TrainingData
 from .engines import Engine
+from .process import StopRequest
 from .resume import ResumePoint, save_resume_point
 from .schedule import Schedule
 from .step_log import Progress, StepLog
 from .steps import Mover, Step
-from .stop_request import StopRequest
 
 logger = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ import torch
 from ..runtime.errors import UserError
 from .agreement import AllRanksError, RankCounts, Ranks, StepCounts
 from .loss_scaling import MicroBatchCounts
-from .stop_request import StopRequest
+from .process import StopRequest
 
 HOST_KEYS = ("rows", "lengths", "label_counts")
 ODB_INFO_KEY = "odb_info"

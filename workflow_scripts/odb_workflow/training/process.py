@@ -1,8 +1,9 @@
-"""SIGTERM and Ctrl-C as a wish: finish the step, keep a resume point, end."""
+"""The training as a process: signals as a wish to stop, its launcher, its limits."""
 
 from __future__ import annotations
 
 import os
+import resource
 import signal
 from pathlib import Path
 from types import FrameType
@@ -52,3 +53,11 @@ def end_with_launcher() -> None:
         return
     if any(name in command for name in (b"accelerate", b"torchrun", b"torch.distributed")):
         die_with_parent(signal.SIGTERM)
+
+
+def raise_file_limit() -> None:
+    """Allow as many open files as the system lets this process have; loaders use many."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 65536 if hard == resource.RLIM_INFINITY else min(hard, 65536)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
