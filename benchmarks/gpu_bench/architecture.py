@@ -100,6 +100,29 @@ def random_model(
     return model
 
 
+def restore_rotary(model: torch.nn.Module) -> None:
+    """Rotary frequencies in float32 again, after the model's type was changed."""
+    fresh = fresh_rotary(model)
+    for name, buffer in fresh.items():
+        owner, _, attribute = name.rpartition(".")
+        setattr(model.get_submodule(owner), attribute, buffer)
+
+
+def fresh_rotary(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """The frequencies that a new model of this configuration starts with, by buffer name."""
+    language, visual = model.model.language_model, model.model.visual
+    device = next(model.parameters()).device
+    made = {
+        "model.language_model.rotary_emb": type(language.rotary_emb)(language.config),
+        "model.visual.rotary_pos_emb": type(visual.rotary_pos_emb)(visual.config),
+    }
+    return {
+        f"{path}.{name}": buffer.to(device)
+        for path, module in made.items()
+        for name, buffer in module.named_buffers()
+    }
+
+
 def save_processor(folder: Path, words: list[str]) -> None:
     """A processor whose special tokens have Qwen3-VL's ids; its words are learned from ``words``.
 

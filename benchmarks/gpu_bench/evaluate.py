@@ -38,11 +38,13 @@ class PlainEvaluation:
     @torch.inference_mode()
     def letters(
         self, batches: Sequence[Batch], warm: int, letter_ids: torch.Tensor
-    ) -> tuple[dict[str, Any], list[int]]:
-        """Position of the likeliest of ``letter_ids`` after each prompt."""
+    ) -> tuple[dict[str, Any], list[tuple[int, float]]]:
+        """Position of the likeliest of ``letter_ids`` after each prompt, and its lead over the second."""
 
-        def choose(output: Any, batch: Batch) -> int:
-            return output.logits[0, -1].float().log_softmax(-1)[letter_ids.to(self.device)].argmax().item()
+        def choose(output: Any, batch: Batch) -> tuple[int, float]:
+            values = output.logits[0, -1].float().log_softmax(-1)[letter_ids.to(self.device)]
+            best, second = values.topk(2).values.tolist()
+            return values.argmax().item(), best - second
 
         return self._timed(batches, warm, choose, labels=False)
 

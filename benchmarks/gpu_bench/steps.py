@@ -47,7 +47,8 @@ class PublishedStep:
 
     pixel_dtype = torch.float32
 
-    def __init__(self, model: torch.nn.Module, device: torch.device) -> None:
+    def __init__(self, model: torch.nn.Module, device: torch.device, autocast: bool = True) -> None:
+        self.autocast = autocast and device.type == "cuda"
         build_forward(model, {"mode": "reference", "checkpointing": "on"}, device, training=True)
         self.model, self.device = model, device
         self.parameters = [p for p in model.parameters() if p.requires_grad]
@@ -57,7 +58,7 @@ class PublishedStep:
     def loss(self, batch: Batch) -> torch.Tensor:
         """Mean loss with graph of a batch on the host."""
         inputs = {name: batch[name].to(self.device) for name in MODEL_INPUTS if name in batch}
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda"):
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.autocast):
             return self.model(**inputs, use_cache=False).loss
 
     def __call__(self, batch: Batch) -> torch.Tensor:

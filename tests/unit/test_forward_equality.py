@@ -187,7 +187,7 @@ def test_layers_compile_for_all_shapes_at_once(monkeypatch: pytest.MonkeyPatch) 
     original = torch.nn.Module.compile
 
     def counted(module: torch.nn.Module, **options: Any) -> None:
-        original(module, **{**options, "backend": counters[type(module).__name__]})
+        original(module, dynamic=options["dynamic"], **{"backend": counters[type(module).__name__]})
 
     monkeypatch.setattr(torch.nn.Module, "compile", counted)
     torch._dynamo.reset()

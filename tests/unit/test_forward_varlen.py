@@ -161,7 +161,7 @@ def test_compiled_layers_are_traced_whole_and_once(
 
     def counted(module: torch.nn.Module, **options: Any) -> None:
         counter = counters.setdefault(type(module).__name__, CompileCounterWithBackend("aot_eager"))
-        original(module, **{**options, "backend": counter, "fullgraph": True})
+        original(module, dynamic=options["dynamic"], **{"backend": counter, "fullgraph": True})
 
     monkeypatch.setattr(torch.nn.Module, "compile", counted)
     torch._dynamo.reset()

@@ -29,6 +29,7 @@ GROUPED_HEADS: dict[str, Any] = (
     else {}
 )
 
+RECOMPILE_LIMIT = 64
 TORCH_SUPPORTED = ((2, 11), (2, 14))
 TRANSFORMERS_SUPPORTED = ((5, 17), (5, 24))
 
@@ -143,6 +144,17 @@ def set_cudnn_attention(enabled: bool) -> None:
 
         never.original = original
         varlen._should_use_cudnn = never
+
+
+def compile_layer(layer: torch.nn.Module, eager_rounding: bool) -> None:
+    """``torch.compile`` of one layer for shapes that vary.
+
+    The compiler bounds some sizes (one graph for up to 2,559 tokens, another above, seen with torch 2.11), so
+    that batches of very different sizes need several graphs; at torch's limit of 8 a layer would run
+    uncompiled for the rest of the process.
+    """
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, RECOMPILE_LIMIT)
+    layer.compile(dynamic=True, options={"emulate_precision_casts": True} if eager_rounding else None)
 
 
 def set_checkpointing(model: torch.nn.Module, enabled: bool) -> None:

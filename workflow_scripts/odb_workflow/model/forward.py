@@ -193,7 +193,8 @@ class VLMForward(torch.nn.Module):
             compat.set_cudnn_attention(settings.on("cudnn_attention", False))
         repays = on_cuda and expected_tokens is not None and expected_tokens >= COMPILE_REPAYS_TOKENS
         compiled = settings.on("compile_layers", repays)
-        _compile_layers(self.model, compiled)
+        eager_rounding = compiled and settings.on("eager_rounding", False)
+        _compile_layers(self.model, compiled, eager_rounding)
         text = self.model.config.text_config
         self.head = LossHead(text.vocab_size, settings.loss_chunk_tokens, compiled and on_cuda)
         trained = sum(p.numel() for p in self.model.parameters() if p.requires_grad)
@@ -220,6 +221,7 @@ class VLMForward(torch.nn.Module):
             "loss_head": "full" if settings.loss_head == "full" else "chunked",
             "loss_chunk_tokens": self.head.chunk,
             "compile_layers": compiled,
+            "eager_rounding": eager_rounding,
             "checkpointing": self.plan.describe(),
             "cudnn_attention": on_cuda and settings.on("cudnn_attention", False),
             "fused_optimizer": settings.on("fused_optimizer", on_cuda),
@@ -278,10 +280,10 @@ def _set_attention(model: torch.nn.Module, names: tuple[str, str] | None) -> Non
             module.config = config
 
 
-def _compile_layers(model: torch.nn.Module, enabled: bool) -> None:
-    """Compile each layer for shapes that vary, or undo it."""
+def _compile_layers(model: torch.nn.Module, enabled: bool, eager_rounding: bool = False) -> None:
+    """Compile each layer, or undo it."""
     for layer in [*model.model.language_model.layers, *model.model.visual.blocks]:
         if enabled:
-            layer.compile(dynamic=True)
+            compat.compile_layer(layer, eager_rounding)
         else:
             layer._compiled_call_impl = None

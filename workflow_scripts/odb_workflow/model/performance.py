@@ -37,6 +37,8 @@ class PerformanceSettings:
             tokens.
         loss_chunk_tokens: Label tokens per chunk; 0 chooses.
         compile_layers: ``torch.compile`` of each layer with dynamic shapes; ``auto`` only where it repays.
+        eager_rounding: Compiled layers round to 16 bit between fused operations, as the plain forward does.
+            Without it they are nearer to float32 than the plain forward, and a little apart from it.
         linear_patch_embedding: The patch embedding as a matrix product in place of Conv3d.
         frozen_vision_without_graph: No autograd graph through a vision tower that is frozen.
         checkpointing: Recompute activations in the backward pass: ``off``, ``on`` (every layer), a number k
@@ -55,6 +57,7 @@ class PerformanceSettings:
     loss_head: Literal["auto", "chunked", "full"] = "auto"
     loss_chunk_tokens: int = 0
     compile_layers: Switch = "auto"
+    eager_rounding: Switch = "auto"
     linear_patch_embedding: Switch = "auto"
     frozen_vision_without_graph: Switch = "auto"
     checkpointing: Literal["auto", "off", "on"] | int = "auto"
