@@ -158,12 +158,14 @@ def step_variants(bench: Bench) -> list[tuple[str, list[list[int]], str, dict[st
 def measure_steps(bench: Bench) -> None:
     """The training step alone."""
     for name, groups, padding, performance, warm, needs in step_variants(bench):
+        if bench.args.only not in name:
+            continue
         with bench.record.measuring(name, needs) as there_is_time:
             if there_is_time:
                 measure_one(bench, name, groups, padding, performance, warm)
         free_memory()
     with bench.record.measuring("GPU-busy share", 40) as there_is_time:
-        if there_is_time and bench.cuda:
+        if there_is_time and bench.cuda and not bench.args.only:
             measure_busy_share(bench)
 
 
@@ -281,6 +283,8 @@ def measure_end_to_end(bench: Bench, folder: Path) -> None:
     prepared = end_to_end.prepare(folder, bench.config, samples, bench.device, bench.tiny, bench.args.seed)
     bench.record.add("end to end, prepared", **prepared)
     for run in end_to_end.runs(bench.tiny):
+        if bench.args.only not in run.name:
+            continue
         with bench.record.measuring(run.name, run.needs_seconds) as there_is_time:
             if there_is_time:
                 figures = end_to_end.train(folder, run, bench.device, run.needs_seconds + 90, bench.tiny)
@@ -296,6 +300,7 @@ def parse_arguments() -> argparse.Namespace:
     add("--output", type=Path, default=Path("gpu_record.jsonl"), help="JSON lines; appended to")
     add("--parts", default=",".join(PARTS), help="which parts, with commas")
     add("--deadline", type=float, default=540, help="seconds after which nothing more is started")
+    add("--only", default="", help="only training variants whose name holds this text")
     add("--samples", type=int, default=4500, help="samples of the end-to-end data")
     add("--device", default="cuda", help="cuda or cpu")
     add("--tiny", action="store_true", help="a tiny model and few steps, to try the script")
