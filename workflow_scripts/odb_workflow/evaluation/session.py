@@ -175,12 +175,11 @@ def make_collator(session: Session, forward: Any, processor: Any) -> Collator:
     """The collator that fits the model and the session's padding."""
     tokenizer = processor.tokenizer
     pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
-    half_pixels = session.precision == "bf16" and session.performance.on("bf16_pixels", True)
     return Collator.from_config(
         forward.model.config,
         pad_token_id=0 if pad is None else int(pad),
         padding="pack" if session.packed else "pad",
-        pixel_dtype=torch.bfloat16 if half_pixels else None,
+        pixel_dtype=session.performance.pixel_dtype(session.precision),
         host_metadata=forward.switches.get("mode") == "fast",
     )
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from odb_workflow.processing.dataset import SampleDataset
 from odb_workflow.processing.identity import processor_identity
@@ -53,7 +54,8 @@ def load(arguments: argparse.Namespace, session: Session, processor: Any) -> Val
     folder = arguments.validation or session.ranks.main_only(
         lambda: str(_validated(arguments, session, processor))
     )
-    return session.ranks.together(lambda: _open(arguments, folder, processor))
+    pixel_dtype = session.performance.pixel_dtype(session.precision)
+    return session.ranks.together(lambda: _open(arguments, folder, processor, pixel_dtype))
 
 
 def _validated(arguments: argparse.Namespace, session: Session, processor: Any) -> Path:
@@ -69,7 +71,9 @@ def _validated(arguments: argparse.Namespace, session: Session, processor: Any) 
     return folder
 
 
-def _open(arguments: argparse.Namespace, folder: str, processor: Any) -> ValidationData:
+def _open(
+    arguments: argparse.Namespace, folder: str, processor: Any, pixel_dtype: torch.dtype | None
+) -> ValidationData:
     store = RecordStore(arguments.data)
     accepted = AcceptedSet.load(folder)
     accepted.check_store(store)
@@ -93,7 +97,9 @@ def _open(arguments: argparse.Namespace, folder: str, processor: Any) -> Validat
     if arguments.max_samples > 0:
         rows = rows[: arguments.max_samples]
     places = accepted.positions(rows)
-    sample_processor = SampleProcessor(processor, arguments.max_length, arguments.data)
+    sample_processor = SampleProcessor(
+        processor, arguments.max_length, arguments.data, pixel_dtype=pixel_dtype
+    )
     ids = [str(name) for name in accepted.ids[places]]
     return ValidationData(
         items=ValidationItems(SampleDataset(store, rows, sample_processor), ids),

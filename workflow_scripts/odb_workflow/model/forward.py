@@ -226,7 +226,7 @@ class VLMForward(torch.nn.Module):
             "cudnn_attention": on_cuda and settings.on("cudnn_attention", False),
             "fused_optimizer": settings.on("fused_optimizer", on_cuda),
             "pinned_batches": settings.on("pinned_batches", on_cuda),
-            "bf16_pixels": settings.on("bf16_pixels", compute == torch.bfloat16),
+            "bf16_pixels": compute == torch.bfloat16 and settings.on("bf16_pixels", True),
         }
 
 

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import torch
+
 from ..runtime.errors import UserError
 
 Switch = bool | Literal["auto"]
@@ -116,6 +118,12 @@ class PerformanceSettings:
         """A switch of true, false or auto, with ``default`` for auto."""
         value = getattr(self, name)
         return default if value == "auto" else bool(value)
+
+    def pixel_dtype(self, precision: str) -> torch.dtype | None:
+        """Type in which pixels travel: bfloat16 where the model (``bf16``) rounds them to it anyway; None
+        keeps the processor's float32.
+        """
+        return torch.bfloat16 if precision == "bf16" and self.on("bf16_pixels", True) else None
 
 
 def _check(name: str, value: Any) -> None:

@@ -11,7 +11,6 @@ import numpy as np
 import torch
 
 from ..processing.dataset import SampleDataset
-from ..processing.identity import processor_identity
 from ..processing.sample import SampleProcessor
 from ..runtime.errors import UserError
 from ..tmdb.accepted import AcceptedSet
@@ -45,18 +44,6 @@ class TrainingData:
         return [f"{self.accepted.ids[i]} ({self.accepted.sources[i]})" for i in where]
 
 
-def _check_processing(accepted: AcceptedSet, processor: Any, max_length: int) -> None:
-    """Lengths were measured by the validation: it must have made samples as this training does."""
-    now = {"max_length": max_length, "processor": processor_identity(processor)}
-    different = [key for key, value in now.items() if accepted.info.get(key) != value]
-    if different:
-        raise UserError(
-            f"the validation was made with another {' and another '.join(different)} than this training",
-            where=str(accepted.folder),
-            fix="validate again with the same --model, --max-length and --image-max-pixels",
-        )
-
-
 def load_training_data(
     args: argparse.Namespace, processor: Any, pixel_dtype: torch.dtype | None = None
 ) -> TrainingData:
@@ -70,7 +57,7 @@ def load_training_data(
     store = RecordStore(args.data)
     accepted = AcceptedSet.load(args.validation)
     accepted.check_store(store)
-    _check_processing(accepted, processor, args.max_length)
+    accepted.check_processor(processor, args.max_length)
     split = accepted.split(args.split_mode, args.val_size, args.split_seed, args.train_size, args.val_start)
     rows = accepted.training_rows(split)
     where = accepted.positions(rows)

@@ -78,7 +78,7 @@ def train(args: argparse.Namespace, code_version: int, process_start: float) -> 
         if args.local_data:
             args.data = staged_copy(args.data, args.local_data)
         _validate_if_needed(args, processor, ranks)
-        data = load_training_data(args, processor, _pixel_dtype(args, performance))
+        data = load_training_data(args, processor, performance.pixel_dtype(args.precision))
         settings = loader_settings(args)
         check_loader_settings(settings, int(data.lengths.min()))
         fingerprint = _fingerprint(args, deepspeed, data, world_size)
@@ -111,7 +111,8 @@ def train(args: argparse.Namespace, code_version: int, process_start: float) -> 
                 forward.model.config,
                 _pad_token(processor),
                 args.padding,
-                pixel_dtype=_pixel_dtype(args, performance),
+                pixel_dtype=performance.pixel_dtype(args.precision),
+                host_metadata=forward.switches["mode"] == "fast",
             ),
             engine,
             ranks,
@@ -231,8 +232,14 @@ def _build_model(
         args.trainable_keywords,
     )
     expected_tokens = int(data.lengths.sum() * args.epochs) // int(os.environ.get("WORLD_SIZE", "1"))
-    with torch.autocast(device.type, dtype=torch.float16, enabled=mixed_fp16):
-        forward = build_forward(model, performance, device, training=True, expected_tokens=expected_tokens)
+    forward = build_forward(
+        model,
+        performance,
+        device,
+        training=True,
+        expected_tokens=expected_tokens,
+        compute_dtype=torch.float16 if mixed_fp16 else None,
+    )
     return forward, frozen
 
 
@@ -242,11 +249,6 @@ def _pad_token(processor: Any) -> int:
     if token is None:
         raise UserError("the tokenizer has neither a padding token nor an end token", where="--model")
     return int(token)
-
-
-def _pixel_dtype(args: argparse.Namespace, performance: PerformanceSettings) -> torch.dtype | None:
-    bf16 = performance.on("bf16_pixels", args.precision == "bf16" and performance.mode != "reference")
-    return torch.bfloat16 if bf16 else None
 
 
 def _plain(config: dict[str, Any]) -> dict[str, Any]:
