@@ -37,6 +37,7 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--per-source", type=int, default=3, help="samples of each source")
     add("--ids", default="", help="show these record ids instead, separated by commas")
     add("--seed", type=int, default=42, help="which samples are drawn")
+    add("--revision", help="hub id: branch, tag or commit")
     add("--trust-remote-code", action="store_true", help="run code that comes with the model")
     return parser.parse_args(argv)
 
@@ -71,7 +72,10 @@ def main() -> None:
     setup_logging()
     store = RecordStore(arguments.data)
     processor = load_processor(
-        arguments.model, arguments.image_max_pixels or None, trust_remote_code=arguments.trust_remote_code
+        arguments.model,
+        arguments.image_max_pixels or None,
+        trust_remote_code=arguments.trust_remote_code,
+        revision=arguments.revision,
     )
     samples = SampleProcessor(processor, arguments.max_length, arguments.data, check_template=True)
     groups, problems = [], []

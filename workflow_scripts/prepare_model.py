@@ -107,6 +107,7 @@ def main() -> None:
             "files": [],
             "sha256": digest,
             "base_model": place,
+            "revision": identity.get("revision"),
             "arm": "untrained",
             "saved": True,
         },

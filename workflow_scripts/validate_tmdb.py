@@ -38,6 +38,7 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--on-bad-record", choices=["error", "drop"], default="error", help="what a faulty record leads to")
     add("--max-bad-fraction", type=float, default=0.05, help="with drop: largest share of faulty records")
     add("--workers", type=int, default=0, help="processes, 0: as many as there are CPUs")
+    add("--revision", help="hub id: branch, tag or commit")
     add("--trust-remote-code", action="store_true", help="run code that comes with the model")
     return parser.parse_args(argv)
 
@@ -59,6 +60,7 @@ def main() -> None:
                 arguments.model,
                 arguments.image_max_pixels or None,
                 trust_remote_code=arguments.trust_remote_code,
+                revision=arguments.revision,
             ),
             max_length=arguments.max_length,
             output_dir=arguments.output_dir,

@@ -57,6 +57,7 @@ def build_parser() -> argparse.ArgumentParser:
         help="result of validate_tmdb.py; without it the TMDB is validated first",
     )
     add("--model", required=True, help="model directory or Hub id")
+    add("--revision", default=None, help="Hub id: branch, tag or commit")
     add("--output-dir", default=None, help="folder of this arm; by default outputs/accelerate-real/ARM")
     add("--trust-remote-code", action="store_true", help="let the model bring its own code")
 

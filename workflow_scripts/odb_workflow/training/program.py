@@ -73,7 +73,10 @@ def train(args: argparse.Namespace, code_version: int, process_start: float) -> 
         device = accelerator.device
         set_seed(args.seed)
         processor = load_processor(
-            args.model, args.image_max_pixels, trust_remote_code=args.trust_remote_code
+            args.model,
+            args.image_max_pixels,
+            trust_remote_code=args.trust_remote_code,
+            revision=args.revision,
         )
         if args.local_data:
             args.data = staged_copy(args.data, args.local_data)
@@ -222,6 +225,7 @@ def _build_model(
         dtype,
         trust_remote_code=args.trust_remote_code,
         attn_implementation=args.attn_implementation,
+        revision=args.revision,
     )
     model.config.use_cache = False
     frozen = apply_freezing(

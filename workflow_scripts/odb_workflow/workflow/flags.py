@@ -66,8 +66,6 @@ def builder_flags(config: Config) -> Flags:
         flags += ["--sizes", json.dumps(builder.sizes, sort_keys=True)]
     if builder.args:
         flags += ["--builder-args", json.dumps(builder.args)]
-    if builder.args:
-        flags += ["--builder-args", json.dumps(builder.args)]
     return flags
 
 
@@ -110,6 +108,13 @@ def validation_flags(config: Config) -> Flags:
 def trust_flags(config: Config) -> Flags:
     """``--trust-remote-code`` where it is on."""
     return ["--trust-remote-code"] if config.model.trust_remote_code else []
+
+
+def base_model_flags(config: Config) -> Flags:
+    """How the base model is loaded. Not tracked: ``model.json`` holds the revision, and all of it depends on
+    that.
+    """
+    return flag("revision", config.model.revision) + trust_flags(config)
 
 
 def arm_flags(arm: ArmBase) -> Flags:
@@ -165,7 +170,7 @@ def training_runtime_flags(config: Config, name: str, checkout: Path) -> Flags:
         *flag("checkpoint_every_minutes", training.checkpoint_every_minutes),
         *flag("log_with", training.log_with),
         *performance_flags(config),
-        *trust_flags(config),
+        *base_model_flags(config),
         *flag("source_data", config.data.source_dir),
         *flag("local_data", config.data.local_dir),
     ]

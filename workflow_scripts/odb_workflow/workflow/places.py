@@ -110,7 +110,7 @@ class Places:
             *("--model", self.base_model),
             *("--output-dir", self.paths.validation),
             *("--workers", str(min(threads, self.config.data.workers))),
-            *flags.trust_flags(self.config),
+            *flags.base_model_flags(self.config),
         ]
 
     def split_flags(self) -> list[str]:
@@ -131,7 +131,7 @@ class Places:
             *flags.sample_flags(self.config),
             *("--data", self.paths.data, "--model", self.base_model, "--validation", self.paths.validation),
             *("--output-dir", f"{self.paths.output}/inspect"),
-            *flags.trust_flags(self.config),
+            *flags.base_model_flags(self.config),
         ]
 
     def prefetch_places(self) -> list[str]:
