@@ -169,6 +169,23 @@ def test_values_that_do_not_fit(repository: Path, settings: dict, message: str) 
     assert message in faults(repository, settings)
 
 
+@pytest.mark.parametrize(
+    "url", ["https://me:s3cret@host/b.git", "https://s3cret@host/b.git", "ssh://me:s3cret@h/b"]
+)
+def test_a_password_in_the_repository_is_refused_and_not_repeated(repository: Path, url: str) -> None:
+    text = faults(repository, {"builder": {"kind": "git", "repo": url}})
+    assert "must hold no password or token" in text
+    assert "s3cret" not in text
+
+
+@pytest.mark.parametrize(
+    "url", ["git@host:o/b.git", "ssh://git@host:22/b.git", "https://host/b.git", "../b@1.bundle"]
+)
+def test_repositories_without_password(repository: Path, url: str) -> None:
+    settings = {"builder": {"kind": "git", "repo": url}}
+    assert load_config(repository, environment={}, command_line=settings).config.builder.repo == url
+
+
 @pytest.mark.parametrize("name", ["Odb", "2x", "a-b", "a b", "", "é"])
 def test_arm_names_have_a_form(name: str) -> None:
     assert "lower-case" in (arm_name_fault(name) or "")

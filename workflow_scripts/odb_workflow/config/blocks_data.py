@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from .base import Block, Count, Folder, Fraction, Number, OptionalText, Positive, Text, TextList
+
+# In https a user alone may be a token; in ssh it is only a name.
+_PASSWORD = re.compile(r"^https?://[^/@\s]+@|://[^/@\s]*:[^/@\s]*@")
 
 
 class Builder(Block):
@@ -19,7 +23,8 @@ class Builder(Block):
         "is built."
     )
     repo: OptionalText = Field(
-        default=None, description="`git`: URL, local path or bundle of the builder's repository."
+        default=None,
+        description="`git`: URL (without password), local path or bundle of the builder's repository.",
     )
     ref: OptionalText = Field(
         default=None,
@@ -40,6 +45,17 @@ class Builder(Block):
         default=None,
         description="`hub`, `json`: YAML file that lists the sources (see `config/sources-example.yaml`).",
     )
+
+    @field_validator("repo")
+    @classmethod
+    def _no_password(cls, value: str | None) -> str | None:
+        # The configuration is written beside the results, the rules' parameters into Snakemake's metadata.
+        if value and _PASSWORD.search(value):
+            raise ValueError(
+                "a URL here must hold no password or token, because the configuration is kept with the "
+                "results; let git find it (a credential helper, ~/.netrc) or use an ssh URL"
+            )
+        return value
 
 
 class Data(Block):

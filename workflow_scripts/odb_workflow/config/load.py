@@ -243,6 +243,8 @@ def _fault(item: Mapping[str, Any], sources: Mapping[str, str]) -> str:
     message = item["msg"].removeprefix("Value error, ")
     if not key:
         return message
+    if isinstance(value, str):
+        value = re.sub(r"(?<=://)[^/@\s]+@", "...@", value)  # never a password in a message
     shown = f" = {value!r}" if not isinstance(value, (dict, BaseModel)) else ""
     return f"`{key}`{shown}{_from(key, sources)}: {message[:1].lower()}{message[1:]}"
 
