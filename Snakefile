@@ -9,6 +9,9 @@ from snakemake.utils import min_version
 min_version("9.0")
 
 
+report: "report/workflow.rst"
+
+
 include: "rules/common.smk"
 
 

@@ -15,7 +15,12 @@ rule compare:
         validation=rules.validate_tmdb.output.validation,
     output:
         [f"{RESULTS}/{name}" for name in COMPARISON_FILES],
-        html=report(f"{RESULTS}/comparison.html", category="Comparison", labels={"what": "comparison"}),
+        html=report(
+            f"{RESULTS}/comparison.html",
+            caption="../report/comparison.rst",
+            category="Comparison",
+            labels={"what": "comparison"},
+        ),
     log:
         f"{LOGS}/compare.log",
     benchmark:

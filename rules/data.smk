@@ -129,7 +129,12 @@ rule data_report:
         rejects=rules.validate_tmdb.output.rejects,
     output:
         json=f"{OUT}/data_report/data_report.json",
-        html=report(f"{OUT}/data_report/data_report.html", category="Data", labels={"what": "data report"}),
+        html=report(
+            f"{OUT}/data_report/data_report.html",
+            caption="../report/data_report.rst",
+            category="Data",
+            labels={"what": "data report"},
+        ),
     log:
         f"{LOGS}/data_report.log",
     benchmark:

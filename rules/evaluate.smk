@@ -16,7 +16,13 @@ rule valloss:
         accepted=rules.validate_tmdb.output.accepted,
         model=rules.prepare_model.output.model,
     output:
-        [f"{OUT}/{{arm}}/{{seed}}eval_out_accelerate_valloss/{name}" for name in VALLOSS_FILES],
+        report(
+            f"{OUT}/{{arm}}/{{seed}}eval_out_accelerate_valloss/{VALLOSS_FILES[0]}",
+            caption="../report/valloss.rst",
+            category="Evaluation",
+            labels={"arm": "{arm}", "seed": "{seed}", "what": "validation loss"},
+        ),
+        [f"{OUT}/{{arm}}/{{seed}}eval_out_accelerate_valloss/{name}" for name in VALLOSS_FILES[1:]],
     log:
         f"{LOGS}/valloss/{{seed}}{{arm}}.log",
     benchmark:
@@ -46,7 +52,13 @@ rule mmmu:
         benchmark=RUN.benchmark_inputs(),
         model=rules.prepare_model.output.model,
     output:
-        [f"{OUT}/{{arm}}/{{seed}}mmmu_mc_likelihood_accelerate/{name}" for name in MMMU_FILES],
+        report(
+            f"{OUT}/{{arm}}/{{seed}}mmmu_mc_likelihood_accelerate/{MMMU_FILES[0]}",
+            caption="../report/mmmu.rst",
+            category="Evaluation",
+            labels={"arm": "{arm}", "seed": "{seed}", "what": "MMMU-MC"},
+        ),
+        [f"{OUT}/{{arm}}/{{seed}}mmmu_mc_likelihood_accelerate/{name}" for name in MMMU_FILES[1:]],
     log:
         f"{LOGS}/mmmu/{{seed}}{{arm}}.log",
     benchmark:

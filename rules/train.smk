@@ -12,7 +12,12 @@ rule train:
         accepted=rules.validate_tmdb.output.accepted,
         model=rules.prepare_model.output.model,
     output:
-        summary=f"{OUT}/{{arm}}/{{seed}}train_summary_{{arm}}.json",
+        summary=report(
+            f"{OUT}/{{arm}}/{{seed}}train_summary_{{arm}}.json",
+            caption="../report/train_summary.rst",
+            category="Training",
+            labels={"arm": "{arm}", "seed": "{seed}", "what": "summary"},
+        ),
         steps=f"{OUT}/{{arm}}/{{seed}}step_log.jsonl",
         checkpoint=f"{OUT}/{{arm}}/{{seed}}checkpoint.json",
     log:
