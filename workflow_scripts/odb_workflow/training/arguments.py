@@ -122,6 +122,13 @@ def build_parser() -> argparse.ArgumentParser:
     )
     add("--seed", type=int, default=42)
     add("--precision", choices=("bf16", "fp16", "fp32"), default="bf16")
+    add(
+        "--optimizer-states",
+        choices=("float32", "16bit"),
+        default="float32",
+        help="bf16 without DeepSpeed: float32 keeps a float32 copy of the weights for the optimizer; 16bit "
+        "updates the weights themselves, with less memory and rounded updates",
+    )
     add("--deepspeed-config", default=None, help="DeepSpeed JSON (ZeRO stage 0, 1 or 2); without it DDP")
     add("--gradient-checkpointing", choices=("auto", "on", "off"), default="auto")
     add("--attn-implementation", default=None, help="attention of transformers; by default its own choice")

@@ -1,7 +1,7 @@
 """The account of a run: what each step did, kept on the device until someone looks.
 
-Losses and gradient norms are collected as device tensors and read every few steps in one go, so that the loop
-does not wait for the GPU in between.
+Losses and gradient norms leave the device by a copy that nobody waits for, and are read every few steps,
+those of the newest steps excepted: the GPU always has work queued.
 """
 
 from __future__ import annotations
@@ -41,11 +41,35 @@ class Totals:
         return self.loss_sum / self.label_tokens if self.label_tokens else math.nan
 
 
+STEPS_IN_FLIGHT = 2
+"""Steps the host may be ahead of the GPU; more would only hold more batches in its memory."""
+
+
+class _Numbers:
+    """Summed loss and gradient norm of a step on their way from the device: float64 [2]."""
+
+    def __init__(self, losses: list[torch.Tensor], norm: torch.Tensor | float) -> None:
+        loss = torch.stack(losses).double().sum()
+        norm = torch.as_tensor(norm, dtype=torch.float64, device=loss.device)
+        self._values = torch.stack([loss, norm])
+        self._done: torch.cuda.Event | None = None
+        if self._values.is_cuda:
+            here = torch.empty(2, dtype=torch.float64, pin_memory=True)
+            self._values = here.copy_(self._values, non_blocking=True)
+            self._done = torch.cuda.Event()
+            self._done.record()
+
+    def wait(self) -> torch.Tensor:
+        """The numbers, once the device has come to this step."""
+        if self._done is not None:
+            self._done.synchronize()
+        return self._values
+
+
 @dataclass
 class _Pending:
     entry: dict[str, Any]
-    losses: list[torch.Tensor]
-    norm: torch.Tensor | float
+    numbers: _Numbers
     rows: np.ndarray
 
 
@@ -111,24 +135,29 @@ class StepBook:
         }
         self._last = now
         rows = np.concatenate([micro.rows for micro in step.micro_batches])
-        self._pending.append(_Pending(entry, losses, norm, rows))
-        if len(self._pending) >= self.every:
-            self.flush()
+        self._pending.append(_Pending(entry, _Numbers(losses, norm), rows))
+        on_gpu = self.device.type == "cuda"
+        if on_gpu and len(self._pending) > STEPS_IN_FLIGHT:
+            self._pending[-1 - STEPS_IN_FLIGHT].numbers.wait()
+        in_flight = STEPS_IN_FLIGHT if on_gpu else 0
+        if len(self._pending) >= self.every + in_flight:
+            self._read(len(self._pending) - in_flight)
 
     def flush(self) -> None:
-        """Read losses and norms, share them between ranks, write the log.
+        """Read the numbers of all steps, those still at work included, and write the log.
 
         Raises:
             UserError: on all ranks, for the first step whose loss or gradient norm is not finite.
         """
-        pending, self._pending = self._pending, []
+        self._read(len(self._pending))
+        self.totals.runtime_seconds = self.runtime()
+
+    def _read(self, count: int) -> None:
+        pending, self._pending = self._pending[:count], self._pending[count:]
         if not pending:
             return
-        sums = torch.stack([torch.stack(item.losses).double().sum() for item in pending])
-        norms = torch.stack(
-            [torch.as_tensor(item.norm, dtype=torch.float64, device=sums.device) for item in pending]
-        )
-        table = self.ranks.gather(torch.stack([sums, norms], dim=1).cpu())  # [ranks, steps, 2]
+        mine = torch.stack([item.numbers.wait() for item in pending])
+        table = self.ranks.gather(mine)  # [ranks, steps, 2]
         self._check(table, pending)
         for number, item in enumerate(pending):
             loss_sum = float(table[:, number, 0].sum())
@@ -137,7 +166,6 @@ class StepBook:
             entry["loss"] = loss_sum / entry["label_tokens"]
             entry["grad_norm"] = float(table[0, number, 1])
             self.write(entry)
-        self.totals.runtime_seconds = self.runtime()
 
     def _check(self, table: torch.Tensor, pending: list[_Pending]) -> None:
         good = torch.isfinite(table)

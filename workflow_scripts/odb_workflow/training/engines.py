@@ -27,6 +27,7 @@ class OptimizerSettings:
     max_grad_norm: float
     precision: str
     fused: bool
+    sixteen_bit_states: bool = False
 
 
 class Engine(Protocol):
@@ -86,7 +87,7 @@ class PlainEngine:
         self.skipped_steps = 0
         self._parameters = trainable(forward)
         low = {name: p for name, p in self._parameters.items() if p.dtype in (torch.bfloat16, torch.float16)}
-        self._masters = {name: p.detach().float() for name, p in low.items()}
+        self._masters = {} if settings.sixteen_bit_states else {n: p.detach().float() for n, p in low.items()}
         updated = [self._masters.get(name, p) for name, p in self._parameters.items()]
         self.optimizer = torch.optim.AdamW(
             parameter_groups(updated, settings.weight_decay), lr=0.0, fused=settings.fused or None

@@ -83,7 +83,7 @@ def train(args: argparse.Namespace, code_version: int, process_start: float) -> 
         _validate_if_needed(args, processor, ranks)
         data = load_training_data(args, processor, performance.pixel_dtype(args.precision))
         settings = loader_settings(args)
-        check_loader_settings(settings, int(data.lengths.min()))
+        check_loader_settings(settings, int(data.lengths.min()), len(data.rows) // world_size)
         fingerprint = _fingerprint(args, deepspeed, data, world_size)
         check_equal_on_ranks(ranks, fingerprint["arguments"] | {"data": fingerprint["data"]})
         point = _claim_output(args, fingerprint, ranks)
@@ -94,6 +94,7 @@ def train(args: argparse.Namespace, code_version: int, process_start: float) -> 
             max_grad_norm=args.max_grad_norm,
             precision=args.precision,
             fused=performance.on("fused_optimizer", performance.mode != "reference"),
+            sixteen_bit_states=args.optimizer_states == "16bit",
         )
         forward.switches["fused_optimizer"] = optimizer.fused
         if deepspeed is None:

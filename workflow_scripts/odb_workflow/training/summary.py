@@ -80,6 +80,7 @@ def training_summary(
         "seed": args.seed,
         "precision": args.precision,
         "deepspeed_stage": deepspeed_stage,
+        "optimizer_states": args.optimizer_states,
         "model": args.model,
         "trained": trained,
         "performance_switches": switches,
