@@ -22,15 +22,44 @@ from odb_workflow.training.summary import training_summary
 
 CPU = torch.device("cpu")
 # Every field that the design names, and those that the comparison reads.
-PROMISED = [  # fmt: skip
-    "loader", "global_step", "emitted_samples", "mean_emitted_samples_per_step",
-    "effective_emitted_samples_per_second", "runtime_seconds", "train_loss", "world_size", "split",
-    "token_budget", "buffer_size", "loss_scaling", "join", "arm", "real_tokens", "padded_tokens",
-    "padding_ratio", "label_tokens", "data_wait_seconds", "startup_seconds", "peak_memory_bytes",
-    "peak_memory_bytes_gpu", "real_tokens_per_second", "optimizer_steps", "epochs", "samples_audit",
-    "versions", "device", "precision", "performance_switches", "schedule_basis", "git_commit",
-    "started", "ended", "command", "code_version",
-]  # fmt: skip
+PROMISED = [
+    "loader",
+    "global_step",
+    "emitted_samples",
+    "mean_emitted_samples_per_step",
+    "effective_emitted_samples_per_second",
+    "runtime_seconds",
+    "train_loss",
+    "world_size",
+    "split",
+    "token_budget",
+    "buffer_size",
+    "loss_scaling",
+    "join",
+    "arm",
+    "real_tokens",
+    "padded_tokens",
+    "padding_ratio",
+    "label_tokens",
+    "data_wait_seconds",
+    "startup_seconds",
+    "peak_memory_bytes",
+    "peak_memory_bytes_gpu",
+    "real_tokens_per_second",
+    "optimizer_steps",
+    "epochs",
+    "samples_audit",
+    "versions",
+    "device",
+    "precision",
+    "performance_switches",
+    "schedule_basis",
+    "git_commit",
+    "started",
+    "ended",
+    "command",
+    "code_version",
+]
 
 
 def step(rows: list[int], real: int, padded: int, labels: int) -> Step:
