@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 
 import pytest
-
 from odb_workflow.runtime import files
 from odb_workflow.runtime.errors import UserError
 from odb_workflow.runtime.lock import folder_lock

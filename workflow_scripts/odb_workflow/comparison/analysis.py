@@ -11,7 +11,6 @@ from odb_workflow.evaluation.mmmu_subjects import category_order
 from odb_workflow.runtime.errors import UserError
 from odb_workflow.runtime.provenance import provenance
 
-from .claims import interval_text
 from .collect import UNTRAINED, ArmResult
 from .differences import adjust_mcnemar, difference
 from .fairness import fairness
@@ -249,11 +248,3 @@ def analyze(
     }
     comparison["answers"] = answers(comparison)
     return comparison
-
-
-def show_interval(estimate: dict[str, Any] | None, digits: int, scale: float = 1.0) -> str:
-    """``value [low, high]`` of a stored estimate, or ``missing``."""
-    if not estimate or not is_finite(estimate["value"]):
-        return "missing"
-    low, high = (None if end is None else end * scale for end in (estimate["low"], estimate["high"]))
-    return f"{estimate['value'] * scale:.{digits}f} {interval_text(low, high, digits)}"

@@ -67,10 +67,6 @@ class Paths:
         dataset = self.config.evaluation.mmmu.dataset
         return EMBEDDED_BENCHMARK if dataset == "embedded" else dataset
 
-    def arm_folder(self, arm: str, seed: int | None = None) -> str:
-        """Folder of an arm; with several seeds one folder below it for each."""
-        return f"{self.output}/{arm}/{self.seed_part(seed)}".rstrip("/")
-
     def seed_part(self, seed: int | None) -> str:
         """``seed-N/`` where there are several seeds, else nothing."""
         return f"seed-{seed}/" if seed is not None and len(self.config.training_seeds) > 1 else ""
