@@ -21,18 +21,18 @@ CODE_VERSION = 1
 
 def main() -> int:
     """Parse the command line and train."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # the loaders fork
+    os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")  # before torch is imported
     from odb_workflow.training.arguments import parse_arguments
     from odb_workflow.training.faults import readable_faults
     from odb_workflow.training.process import end_with_launcher, raise_file_limit
 
-    args = parse_arguments(sys.argv[1:])
     end_with_launcher()
     raise_file_limit()
     # torch 2.14 renames calls that odb 0.1.2 and older versions of torch know by their old names only
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed")
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # the loaders fork
-    os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
     with readable_faults():
+        args = parse_arguments(sys.argv[1:])
         from odb_workflow.training.program import train
 
         return train(args, CODE_VERSION, PROCESS_START)

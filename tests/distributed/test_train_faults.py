@@ -61,6 +61,17 @@ def test_refused_before_any_work(given: TrainingInput, tmp_path: Path, flags: st
     assert not (tmp_path / "arm" / "step_log.jsonl").exists()
 
 
+def test_a_refused_training_leaves_the_finished_one(given: TrainingInput, tmp_path: Path) -> None:
+    """A typo on the next command costs nothing; two ranks say it once."""
+    out = tmp_path / "arm"
+    trained(given, out, f"{STANDARD} --max-steps 1")
+    before = sorted(path.name for path in out.rglob("*"))
+    assert "matches no parameter" in refused(given, out, f"{STANDARD} --trainable-keywords nonsense")
+    assert "lr -1.0" in refused(given, out, f"{STANDARD} --lr -1", ranks=2)
+    assert "the TMDB not found" in refused(given, out, f"{STANDARD} --data nowhere", ranks=2)
+    assert sorted(path.name for path in out.rglob("*")) == before
+
+
 @pytest.mark.parametrize(
     ("config", "message"),
     [

@@ -88,7 +88,8 @@ STANDARD = "--loader standard --fixed-batch-size 3 --epochs 2 --gradient-accumul
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 def test_each_sample_once_per_epoch(given: TrainingInput, tmp_path: Path, ranks: int) -> None:
     """54 training samples of 60 records; 2.5 epochs emit 54 + 54 + 27."""
-    run = trained(given, tmp_path / "odb", ODB, ranks)
+    scaling = {1: "none", 2: "exact", 3: "approx"}[ranks]
+    run = trained(given, tmp_path / "odb", f"{ODB} --loss-scaling {scaling}", ranks)
     audit = run.summary["samples_audit"]
     assert [epoch["expected"] for epoch in audit["epochs"]] == [54, 54, 27]
     assert (audit["expected"], audit["distinct"], audit["lost"], audit["doubled"]) == (135, 135, 0, 0)

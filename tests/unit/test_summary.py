@@ -14,7 +14,7 @@ from odb_workflow.training.arguments import parse_arguments
 from odb_workflow.training.audit import audit_epoch, summarize
 from odb_workflow.training.book import StepBook, Totals
 from odb_workflow.training.loss_scaling import MicroBatchCounts
-from odb_workflow.training.output import claim_folder, remove_old_results, write_checkpoint_record
+from odb_workflow.training.output import begin_training, check_folder, write_checkpoint_record
 from odb_workflow.training.resume import differing
 from odb_workflow.training.step_log import StepLog
 from odb_workflow.training.steps import MicroBatch, Step
@@ -180,10 +180,11 @@ def test_the_summary_has_every_promised_field(loader: str) -> None:
 def test_the_folder_of_an_arm(tmp_path: Path) -> None:
     """Claimed by one model and arm; a new training clears it; the record names every file with its hash."""
     out = tmp_path / "odb"
-    claim_folder(out, "models/a", "odb")
-    claim_folder(out, "models/a", "odb")
+    check_folder(out, "models/a", "odb")
+    begin_training(out, "models/a", "odb")
+    check_folder(out, "models/a", "odb")
     with pytest.raises(UserError, match="model models/a"):
-        claim_folder(out, "models/b", "odb")
+        check_folder(out, "models/b", "odb")
     (out / "checkpoint").mkdir()
     (out / "checkpoint" / "config.json").write_text("{}")
     record = write_checkpoint_record(out, "odb", "models/a", saved=True)
@@ -196,7 +197,7 @@ def test_the_folder_of_an_arm(tmp_path: Path) -> None:
     ]
     (out / "mmmu_mc_likelihood_accelerate").mkdir()
     (out / "keep.txt").write_text("mine")
-    remove_old_results(out)
+    begin_training(out, "models/a", "odb")
     assert sorted(path.name for path in out.iterdir()) == [".arm_identity.json", "keep.txt"]
     assert write_checkpoint_record(out, "odb", "models/a", saved=False)["files"] == []
 

@@ -22,6 +22,14 @@ MEMORY_FIX = (
 )
 
 
+_common_phase = [True]
+
+
+def setup_is_done() -> None:
+    """From now on a UserError is a rank's own; before, all ranks of a machine see the same."""
+    _common_phase[0] = False
+
+
 @contextlib.contextmanager
 def readable_faults() -> Iterator[None]:
     """Turn known failures of the machine into UserErrors; ranks other than 0 do not repeat a common one."""
@@ -32,6 +40,8 @@ def readable_faults() -> Iterator[None]:
             raise SystemExit(EXIT_ANOTHER_RANK) from None
         raise
     except UserError:
+        if _common_phase[0] and os.environ.get("LOCAL_RANK", "0") != "0":
+            raise SystemExit(EXIT_ANOTHER_RANK) from None
         raise
     except (torch.OutOfMemoryError, OSError, RuntimeError, MemoryError) as error:
         told = explain(error)

@@ -23,8 +23,8 @@ RUN_RECORD_NAME = "run_record.json"
 EVALUATIONS = ("eval_out_accelerate_valloss", "mmmu_mc_likelihood_accelerate")
 
 
-def claim_folder(folder: Path, model: str, arm: str) -> None:
-    """Make the folder this arm's, unless it holds a model trained from another one.
+def check_folder(folder: Path, model: str, arm: str) -> None:
+    """Refuse a folder that holds what was trained from another model.
 
     Raises:
         UserError: the folder's record names another model or arm; nothing is touched.
@@ -41,12 +41,16 @@ def claim_folder(folder: Path, model: str, arm: str) -> None:
                 where=str(folder),
                 fix="give the run another name or another --output-dir, or delete the folder",
             )
+
+
+def begin_training(folder: Path, model: str, arm: str) -> None:
+    """Note whose folder it is and remove weights, summaries and evaluations of an earlier training.
+
+    Call it when nothing but the training itself can go wrong any more; the record of the old weights goes
+    first.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    atomic_write_json(identity, mine)
-
-
-def remove_old_results(folder: Path) -> None:
-    """Remove weights, summaries and evaluations of an earlier training; the record of its weights first."""
+    atomic_write_json(folder / IDENTITY_NAME, {"model": model, "arm": arm})
     for path in [folder / RECORD_NAME, *folder.glob("train_summary_*.json"), folder / RUN_RECORD_NAME]:
         path.unlink(missing_ok=True)
     for name in (CHECKPOINT_NAME, *EVALUATIONS):

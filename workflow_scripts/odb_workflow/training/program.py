@@ -34,6 +34,7 @@ from .agreement import Ranks
 from .arguments import loader_settings, training_identity
 from .data import TrainingData, load_training_data
 from .engines import DeepSpeedEngine, OptimizerSettings, PlainEngine
+from .faults import setup_is_done
 from .loop import train_epochs
 from .process import StopRequest
 from .resume import ResumePoint, find_resume_point, remove_resume_points, restore_random_state
@@ -86,7 +87,8 @@ def train(args: argparse.Namespace, code_version: int, process_start: float) -> 
         check_loader_settings(settings, int(data.lengths.min()), len(data.rows) // world_size)
         fingerprint = _fingerprint(args, deepspeed, data, world_size)
         check_equal_on_ranks(ranks, fingerprint["arguments"] | {"data": fingerprint["data"]})
-        point = _claim_output(args, fingerprint, ranks)
+        setup_is_done()
+        point = _find_point(args, fingerprint, ranks)
 
         forward, frozen = _build_model(args, performance, device, data)
         optimizer = OptimizerSettings(
@@ -127,6 +129,8 @@ def train(args: argparse.Namespace, code_version: int, process_start: float) -> 
             log=_tracker(accelerator) if args.log_with else None,
             after_first_step=getattr(getattr(forward, "plan", None), "optimizer_allocated", None),
         )
+        if ranks.is_main:
+            output.begin_training(args.output_dir, args.model, args.arm)
         try:
             ending = train_epochs(run)
             audit = run.finish(ending)
@@ -205,13 +209,12 @@ def _fingerprint(
     }
 
 
-def _claim_output(args: argparse.Namespace, fingerprint: dict[str, Any], ranks: Ranks) -> ResumePoint | None:
-    """Rank 0 prepares the folder and finds the resume point; all ranks learn of it."""
+def _find_point(args: argparse.Namespace, fingerprint: dict[str, Any], ranks: Ranks) -> ResumePoint | None:
+    """Rank 0 looks at the folder and finds the resume point; all ranks learn of it."""
     point = None
     if ranks.is_main:
-        output.claim_folder(args.output_dir, args.model, args.arm)
+        output.check_folder(args.output_dir, args.model, args.arm)
         point = find_resume_point(args.output_dir, fingerprint)
-        output.remove_old_results(args.output_dir)
     return ranks.broadcast_object(point)
 
 
