@@ -126,25 +126,15 @@ def build_epoch_loader(
         epoch, segment: which epoch, and how often it was resumed; they choose seeds and names.
         batches_done: batches of this rank to leave out (planned loaders, resumed epoch).
     """
-    processes = {"num_workers": settings.num_workers, "prefetch_factor": settings.prefetch_factor}
     if settings.kind == "odb" and len(positions):
-        from .odb_loader import OdbLoader, OdbSettings
+        from .odb_loader import OdbLoader
 
         return OdbLoader(
             dataset,
             rank_shard(positions, world_size, rank),
             collate,
-            OdbSettings(
-                token_budget=settings.token_budget,
-                buffer_size=settings.buffer_size,
-                loss_scaling=settings.odb_loss_scaling,
-                join=settings.join,
-                no_warmup=settings.no_warmup,
-                max_patches=settings.max_patches,
-                group_order_flip=settings.group_order_flip,
-            ),
+            settings,
             iterator_seed=(settings.seed * 1_000_003 + epoch * 1_009 + segment) % 1_000_000_007,
-            **processes,
         )
     shuffle_seed = settings.seed * 1_000_003 + epoch
     if settings.kind == "odb":  # an epoch that was resumed after its last batch
@@ -159,7 +149,13 @@ def build_epoch_loader(
         batches = token_budget_batches(
             positions, lengths, settings.token_budget, world_size, rank, shuffle_seed, settings.padding
         )
-    return PlannedBatchLoader(dataset, batches[batches_done:], collate, **processes)
+    return PlannedBatchLoader(
+        dataset,
+        batches[batches_done:],
+        collate,
+        num_workers=settings.num_workers,
+        prefetch_factor=settings.prefetch_factor,
+    )
 
 
 def planned_duplicates(settings: LoaderSettings, positions: np.ndarray, world_size: int) -> list[int]:

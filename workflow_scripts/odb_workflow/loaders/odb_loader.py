@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import odb
@@ -20,6 +19,7 @@ from torch.utils.data import DataLoader
 from torch.utils.data._utils import signal_handling
 
 from ..runtime.errors import UserError
+from .factory import LoaderSettings
 from .processes import GuardedForkContext
 from .transport import ParcelCollator, ParcelDataset, raise_failure
 
@@ -31,22 +31,6 @@ FIRST_ITERATOR_SEED = 67108
 
 JOIN_SECONDS = 30.0
 STOP_SECONDS = 5.0
-
-
-@dataclass(frozen=True)
-class OdbSettings:
-    """What odb is told; the names are those of ``odb.ODBConfig``.
-
-    ``loss_scaling`` is ``none`` when the training loop does its own scaling (label_tokens).
-    """
-
-    token_budget: int
-    buffer_size: int
-    loss_scaling: str = "none"
-    join: bool = True
-    no_warmup: bool = False
-    max_patches: int = 0
-    group_order_flip: str = "none"
 
 
 class OdbLoader:
@@ -66,10 +50,8 @@ class OdbLoader:
         dataset: Any,
         positions: list[int],
         collate: Callable[[list[dict]], dict[str, Any]],
-        settings: OdbSettings,
+        settings: LoaderSettings,
         *,
-        num_workers: int,
-        prefetch_factor: int | None,
         iterator_seed: int,
     ) -> None:
         self.expected_samples = len(positions)
@@ -81,8 +63,8 @@ class OdbLoader:
             batch_size=1,
             sampler=positions,
             collate_fn=ParcelCollator(collate),
-            num_workers=num_workers,
-            prefetch_factor=prefetch_factor,
+            num_workers=settings.num_workers,
+            prefetch_factor=settings.prefetch_factor,
             multiprocessing_context=GuardedForkContext(),
             generator=torch.Generator().manual_seed(0),
         )
@@ -90,7 +72,7 @@ class OdbLoader:
             self._loader,
             token_budget=settings.token_budget,
             buffer_size=settings.buffer_size,
-            loss_scaling=settings.loss_scaling,
+            loss_scaling=settings.odb_loss_scaling,
             join=settings.join,
             no_warmup=settings.no_warmup,
             max_patches=settings.max_patches,
@@ -112,12 +94,12 @@ class OdbLoader:
             raise
         raise_failure(batch)
         self._check_metadata(batch)
-        batch[ODB_INFO_KEY] = odb.pop_step_info(batch, loss_scaling=self._settings.loss_scaling)
+        batch[ODB_INFO_KEY] = odb.pop_step_info(batch, loss_scaling=self._settings.odb_loss_scaling)
         return batch
 
     def _check_metadata(self, batch: dict[str, Any]) -> None:
         wanted = [TOTAL_BATCH_SIZE_KEY]
-        if self._settings.loss_scaling != "none":
+        if self._settings.odb_loss_scaling != "none":
             wanted += [TOTAL_TOKENS_KEY, LOCAL_TOKENS_KEY]
         missing = [key for key in wanted if key not in batch]
         if missing:

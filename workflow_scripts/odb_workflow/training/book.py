@@ -10,7 +10,7 @@ import math
 import resource
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -132,6 +132,8 @@ class StepBook:
             "peak_memory_bytes": peak_memory_bytes(self.device),
             "elapsed_seconds": self.runtime(),
             "micro_batch_sizes": [len(micro.rows) for micro in step.micro_batches],
+            "samples_per_rank": [rank.samples for rank in counts.per_rank],
+            "real_tokens_per_rank": [rank.real_tokens for rank in counts.per_rank],
         }
         self._last = now
         rows = np.concatenate([micro.rows for micro in step.micro_batches])
@@ -199,13 +201,3 @@ def peak_memory_bytes(device: torch.device) -> int:
 def process_peak_bytes() -> int:
     """Largest resident size of this process so far."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-
-
-def totals_from(state: dict[str, Any]) -> Totals:
-    """The counters of a resume point."""
-    return Totals(**state)
-
-
-def totals_state(totals: Totals) -> dict[str, Any]:
-    """The counters for a resume point."""
-    return asdict(totals)
