@@ -6,7 +6,7 @@ import pickle
 
 import pytest
 import torch
-from odb_workflow.loaders.collate import ODB_TRANSPORT_KEYS, Collator, batch_tokens, unpack_batch
+from odb_workflow.loaders.collate import ODB_TRANSPORT_KEYS, Collator, unpack_batch
 from tiny_qwen3_vl import IMAGE, PAD, SAMPLES, make_sample, tiny_config
 
 CONFIG = tiny_config()
@@ -32,7 +32,7 @@ def test_padded_batch() -> None:
     assert batch["image_grid_thw"].tolist() == [[1, 2, 4]]
     assert batch["pixel_values"].shape == (8, 96)
     assert "cu_seqlens" not in batch
-    assert batch_tokens(batch) == (12, 2)
+    assert batch["lengths"].tolist() == [5, 7]
 
 
 def test_packed_batch() -> None:
@@ -44,7 +44,7 @@ def test_packed_batch() -> None:
     assert batch["cu_seqlens"].dtype == torch.int32
     assert batch["max_seqlen"] == max(lengths)
     assert batch["segment_lengths"] == tuple(lengths)
-    assert batch_tokens(batch) == (sum(lengths), 0)
+    assert batch["lengths"].tolist() == lengths
     # no label of a sample is predicted by the last token of the sample before
     assert batch["label_counts"].tolist() == [6, 15, 7]
     assert not set(batch["label_positions"].tolist()) & set(batch["last_positions"].tolist())

@@ -8,13 +8,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from odb_workflow.processing.sample import IGNORE_INDEX
 from odb_workflow.processing.vision import PatchMaker, VisionSettings
 from odb_workflow.runtime.errors import UserError
 from odb_workflow.tmdb.images import LoadedImage, Size, read_image
 
 from .mmmu_protocol import Question, RowError
-
-IGNORED_LABEL = -100
 
 
 def render(processor: Any, question: Question) -> str:
@@ -131,6 +130,6 @@ class PromptEncoder:
             "row": row,
             "input_ids": ids,
             "attention_mask": torch.ones_like(ids),
-            "labels": torch.full_like(ids, IGNORED_LABEL),
+            "labels": torch.full_like(ids, IGNORE_INDEX),
             "mm_token_type_ids": (ids == self.image_token_id).long(),
         }

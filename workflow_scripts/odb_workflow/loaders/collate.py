@@ -13,8 +13,8 @@ import numpy as np
 import torch
 
 from ..model.positions import cumulative_lengths, mrope_positions, vision_tables
+from ..processing.sample import IGNORE_INDEX
 
-IGNORED_LABEL = -100
 # Metadata that odb sets on every sample of a group and expects back in the batch (odb.constants; kept as text
 # so that evaluation runs where odb is not installed; a test compares them).
 ODB_TRANSPORT_KEYS = ("total_batch_size", "odb_total_tokens")
@@ -113,7 +113,7 @@ class Collator:
         tokens = height * width
 
         input_ids = np.full(tokens, self.pad_token_id, dtype=np.int64)
-        labels = np.full(tokens, IGNORED_LABEL, dtype=np.int64)
+        labels = np.full(tokens, IGNORE_INDEX, dtype=np.int64)
         mask = np.zeros(tokens, dtype=np.int64)
         types = np.zeros(tokens, dtype=np.int64)
         positions = np.zeros((3, tokens), dtype=np.int64)
@@ -125,7 +125,7 @@ class Collator:
             mask[span] = 1
             types[span] = _array(sample["mm_token_type_ids"])
             positions[:, span] = self._positions(sample, types[span], input_ids[span])
-            predicted = np.flatnonzero(labels[start + 1 : start + length] != IGNORED_LABEL)
+            predicted = np.flatnonzero(labels[start + 1 : start + length] != IGNORE_INDEX)
             label_at.append(predicted + start)
             label_of.append(np.full(len(predicted), number, dtype=np.int64))
             label_counts.append(len(predicted))
@@ -186,12 +186,6 @@ def _array(values: torch.Tensor) -> np.ndarray:
     return values.numpy() if isinstance(values, torch.Tensor) else np.asarray(values)
 
 
-def batch_tokens(batch: Batch) -> tuple[int, int]:
-    """Real and padded tokens of a batch, from shapes and ``lengths`` on the host."""
-    real = int(batch["lengths"].sum())
-    return real, batch["input_ids"].numel() - real
-
-
 def unpack_batch(batch: Batch, pad_token_id: int) -> Batch:
     """A packed batch as padded rows, for a forward that knows no packing; the model's tensors only."""
     lengths = batch["lengths"].tolist()
@@ -205,7 +199,7 @@ def unpack_batch(batch: Batch, pad_token_id: int) -> Batch:
         "lengths": batch["lengths"],
         "label_counts": batch["label_counts"],
         "input_ids": split("input_ids", pad_token_id),
-        "labels": split("labels", IGNORED_LABEL),
+        "labels": split("labels", IGNORE_INDEX),
         "attention_mask": split("attention_mask", 0),
         "mm_token_type_ids": split("mm_token_type_ids", 0),
         "position_ids": rows(

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from ..loaders.collate import IGNORED_LABEL, unpack_batch
+from ..loaders.collate import unpack_batch
+from ..processing.sample import IGNORE_INDEX
 from ..runtime.errors import UserError
 from . import compat
 
@@ -84,11 +85,11 @@ class ReferenceForward:
 
     def _row_losses(self, batch: dict[str, Any]) -> torch.Tensor:
         logits = self._logits(batch)
-        targets = F.pad(batch["labels"][:, 1:], (0, 1), value=IGNORED_LABEL).to(logits.device)
+        targets = F.pad(batch["labels"][:, 1:], (0, 1), value=IGNORE_INDEX).to(logits.device)
         # A float32 copy of one sample at a time bounds the memory; unbind, because the gradient of an index
         # is a buffer as large as all logits, once for each row.
         losses = [
-            F.cross_entropy(row.float(), target, ignore_index=IGNORED_LABEL, reduction="sum")
+            F.cross_entropy(row.float(), target, ignore_index=IGNORE_INDEX, reduction="sum")
             for row, target in zip(logits.unbind(0), targets.unbind(0), strict=True)
         ]
         return torch.stack(losses)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass, field
 
-from ..processing.sample import PATCHES_KEY, SampleProcessor
+from ..processing.sample import IGNORE_INDEX, PATCHES_KEY, SampleProcessor
 from .images import BadImage, LoadedImage, Size, content_hash, read_bytes, read_image, resolve_image_path
 from .records import BadRecord, Fault, Record, check_record, parse_line
 
@@ -107,6 +107,6 @@ class Measurer:
     def _through_processor(self, record: Record, images: list[LoadedImage], measured: Measured) -> None:
         sample = self.samples.from_images(record, measured.row, images)
         measured.length = len(sample["input_ids"])
-        measured.label_tokens = int((sample["labels"][1:] != -100).sum())
+        measured.label_tokens = int((sample["labels"][1:] != IGNORE_INDEX).sum())
         measured.image_tokens = int(sample["mm_token_type_ids"].sum())
         measured.patches = sample[PATCHES_KEY]
