@@ -40,8 +40,8 @@ from odb_workflow.evaluation.mmmu_protocol import IMAGES_FIRST, LETTERS
 from odb_workflow.evaluation.partial import PartialResults
 from odb_workflow.evaluation.plan import plan_batches
 from odb_workflow.evaluation.prompts import PromptEncoder
-from odb_workflow.evaluation.ranks import Ranks
-from odb_workflow.evaluation.runner import LoaderSettings, default_workers, score_items
+from odb_workflow.evaluation.ranks import EvaluationRanks
+from odb_workflow.evaluation.runner import WorkerSettings, default_workers, score_items
 from odb_workflow.evaluation.scoring import choose_letter
 from odb_workflow.evaluation.valloss import ValidationItems, loss_scorer
 from odb_workflow.loaders.collate import Collator
@@ -85,7 +85,7 @@ class Bench:
     def __init__(self, options: argparse.Namespace, work: Path) -> None:
         self.options, self.work = options, work
         self.device = torch.device(options.device)
-        self.ranks = Ranks(0, 1, 1, self.device)
+        self.ranks = EvaluationRanks(0, 1, 1, self.device)
         make = make_synthetic if options.device == "cuda" else make_embedded
         model_dir, data, rows = make(work, options.samples + 16)
         self.processor = load_processor(model_dir, 589824)
@@ -111,7 +111,7 @@ class Bench:
         )
         self.letters = letter_token_ids(self.processor.tokenizer, self.prompts[0].rendered)
         workers = options.num_workers
-        self.loader = LoaderSettings(default_workers(self.device, 1) if workers < 0 else workers)
+        self.loader = WorkerSettings(default_workers(self.device, 1) if workers < 0 else workers)
         self.runs = 0
 
     def autocast(self) -> Any:

@@ -58,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         load_session_forward,
         load_session_processor,
         make_collator,
-        make_loader_settings,
+        make_worker_settings,
         open_session,
         publish_results,
     )
@@ -69,7 +69,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     with open_session(arguments, FOLDER) as session:
         processor = load_session_processor(session, arguments)
         data = valloss_data.load(arguments, session, processor)
-        loader = make_loader_settings(session, arguments)
+        loader = make_worker_settings(session, arguments)
         forward = load_session_forward(session, arguments, int(sum(data.lengths)))
         settings = {**session.settings(), **data.settings}
         partial = PartialResults(

@@ -10,11 +10,11 @@ import pytest
 import torch
 from odb_workflow.evaluation.partial import PartialResults
 from odb_workflow.evaluation.plan import plan_batches
-from odb_workflow.evaluation.ranks import Ranks
-from odb_workflow.evaluation.runner import LoaderSettings, default_workers, score_items
+from odb_workflow.evaluation.ranks import EvaluationRanks
+from odb_workflow.evaluation.runner import WorkerSettings, default_workers, score_items
 from odb_workflow.runtime.errors import UserError
 
-RANKS = Ranks(0, 1, 1, torch.device("cpu"))
+RANKS = EvaluationRanks(0, 1, 1, torch.device("cpu"))
 LENGTHS = [3, 8, 5, 8, 2, 7, 4]
 
 
@@ -73,7 +73,7 @@ def run(tmp_path: Path, scorer: Any, items: Items | None = None, workers: int = 
         scorer,
         ranks=RANKS,
         partial=PartialResults(tmp_path, {"test": 1}),
-        loader=LoaderSettings(workers),
+        loader=WorkerSettings(workers),
         known_errors=(BadItem,),
     )
 

@@ -12,15 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from odb_workflow.model.identity import PROCESSOR_FILES, WEIGHT_PATTERNS
 from odb_workflow.runtime.errors import UserError
 from odb_workflow.runtime.files import read_json, sha256_file
 
 logger = logging.getLogger(__name__)
 
 RECORD_NAME = "checkpoint.json"
-WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 _HUB_PATTERNS = ("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja", "*.py")
-_PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json")
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.json")
 
 
@@ -154,7 +153,7 @@ def _from_folder(folder: Path, given: str, sha256: str | None = None) -> Checkpo
             where=str(folder),
             fix="give the folder that save_pretrained wrote (config.json and *.safetensors)",
         )
-    if not any(any(folder.glob(pattern)) for pattern in WEIGHTS):
+    if not any(any(folder.glob(pattern)) for pattern in WEIGHT_PATTERNS):
         raise UserError(
             "not a checkpoint: it has a config.json but no weights (*.safetensors)",
             where=str(folder),
@@ -207,7 +206,7 @@ def processor_fallback(checkpoint: Checkpoint, base_model: str | None) -> str | 
     folder = checkpoint.model_dir
     missing = [
         kind
-        for kind, names in (("image processor", _PROCESSOR_FILES), ("tokenizer", _TOKENIZER_FILES))
+        for kind, names in (("image processor", PROCESSOR_FILES), ("tokenizer", _TOKENIZER_FILES))
         if not any((folder / name).is_file() for name in names)
     ]
     if not missing:

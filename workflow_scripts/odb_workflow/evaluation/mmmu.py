@@ -16,7 +16,7 @@ from odb_workflow.tmdb.images import BadImage
 from .mmmu_data import Benchmark, BenchmarkRow
 from .mmmu_protocol import Excluded, Question, RowError, build_question
 from .prompts import PromptEncoder, render
-from .ranks import Ranks
+from .ranks import EvaluationRanks
 from .runner import ItemError
 
 logger = logging.getLogger(__name__)
@@ -108,7 +108,7 @@ def report_bad_rows(errors: Sequence[RowError], bad_rows: str) -> None:
 
 
 def measure_prompts(
-    prompts: Sequence[Prompt], encoder: PromptEncoder, ranks: Ranks, threads: int
+    prompts: Sequence[Prompt], encoder: PromptEncoder, ranks: EvaluationRanks, threads: int
 ) -> list[RowError]:
     """Set ``tokens`` of each prompt and check its images by decoding them, shared among the ranks.
 

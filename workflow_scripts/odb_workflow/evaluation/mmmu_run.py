@@ -26,7 +26,7 @@ from .session import (
     load_session_forward,
     load_session_processor,
     make_collator,
-    make_loader_settings,
+    make_worker_settings,
     publish_results,
 )
 
@@ -81,7 +81,7 @@ def evaluate(session: Session, arguments: argparse.Namespace, *, code_version: i
         "prompt_end": end,
         "letter_token_ids": token_ids,
     }
-    loader = make_loader_settings(session, arguments)
+    loader = make_worker_settings(session, arguments)
     forward = load_session_forward(session, arguments, sum(prompt.tokens for prompt in prompts))
     partial = PartialResults(session.folder, settings)
     shared = {

@@ -31,7 +31,7 @@ _QUIET_EXIT_SECONDS = 2.0
 
 
 @dataclass(frozen=True)
-class Ranks:
+class EvaluationRanks:
     """This process among its peers."""
 
     rank: int
@@ -105,7 +105,7 @@ class Ranks:
             torch.distributed.destroy_process_group()
 
 
-def start_ranks(device: str = "auto") -> Ranks:
+def start_ranks(device: str = "auto") -> EvaluationRanks:
     """Join the process group that the launcher describes; a single process without one is rank 0 of 1.
 
     Args:
@@ -126,7 +126,7 @@ def start_ranks(device: str = "auto") -> Ranks:
         )
     if state.device.type == "cpu" and "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // local_world_size))
-    return Ranks(state.process_index, state.num_processes, local_world_size, state.device)
+    return EvaluationRanks(state.process_index, state.num_processes, local_world_size, state.device)
 
 
 def leave_quietly() -> None:

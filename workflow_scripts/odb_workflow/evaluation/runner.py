@@ -22,7 +22,7 @@ from odb_workflow.runtime.errors import UserError
 
 from .partial import PartialResults
 from .plan import batches_of_rank, remaining_batches
-from .ranks import Ranks
+from .ranks import EvaluationRanks
 
 logger = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ class Fault:
 
 
 @dataclass
-class LoaderSettings:
+class WorkerSettings:
     """Workers that prepare batches ahead. ``num_workers`` 0 loads in the main process."""
 
     num_workers: int
@@ -126,9 +126,9 @@ def score_items(
     collator: Callable[[Sequence[dict[str, Any]]], Batch],
     scorer: Scorer,
     *,
-    ranks: Ranks,
+    ranks: EvaluationRanks,
     partial: PartialResults,
-    loader: LoaderSettings,
+    loader: WorkerSettings,
     known_errors: tuple[type[Exception], ...] = (),
     progress: str = "",
 ) -> RunStatistics:
@@ -202,7 +202,7 @@ def _loaded(
     guarded: _Guarded,
     collate: _Collate,
     batches: list[list[int]],
-    settings: LoaderSettings,
+    settings: WorkerSettings,
     device: torch.device,
 ) -> Iterator[tuple[list[int], Any]]:
     workers = min(settings.num_workers, len(batches))

@@ -19,7 +19,7 @@ import transformers
 
 from odb_workflow.loaders.collate import Collator
 from odb_workflow.model.forward import build_forward
-from odb_workflow.model.load import load_model, load_processor
+from odb_workflow.model.load import DTYPES, load_model, load_processor, pad_token_id
 from odb_workflow.model.performance import PerformanceSettings
 from odb_workflow.runtime.errors import UserError
 from odb_workflow.runtime.lock import folder_lock
@@ -29,19 +29,17 @@ from odb_workflow.runtime.provenance import now, provenance, without_home
 from .arguments import check_common_arguments, choose_precision, choose_token_budget
 from .checkpoint import Checkpoint, processor_fallback, resolve_checkpoint
 from .publish import publish
-from .ranks import Ranks, start_ranks
-from .runner import LoaderSettings, RunStatistics, default_workers
+from .ranks import EvaluationRanks, start_ranks
+from .runner import RunStatistics, WorkerSettings, default_workers
 
 logger = logging.getLogger(__name__)
-
-DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
 @dataclass
 class Session:
     """One evaluation of one checkpoint on this rank."""
 
-    ranks: Ranks
+    ranks: EvaluationRanks
     checkpoint: Checkpoint
     processor_source: str | None
     folder: Path
@@ -173,23 +171,21 @@ def load_session_forward(session: Session, arguments: argparse.Namespace, expect
 
 def make_collator(session: Session, forward: Any, processor: Any) -> Collator:
     """The collator that fits the model and the session's padding."""
-    tokenizer = processor.tokenizer
-    pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
     return Collator.from_config(
         forward.model.config,
-        pad_token_id=0 if pad is None else int(pad),
+        pad_token_id=session.ranks.together(lambda: pad_token_id(processor)),
         padding="pack" if session.packed else "pad",
         pixel_dtype=session.performance.pixel_dtype(session.precision),
         host_metadata=forward.switches.get("mode") == "fast",
     )
 
 
-def make_loader_settings(session: Session, arguments: argparse.Namespace) -> LoaderSettings:
+def make_worker_settings(session: Session, arguments: argparse.Namespace) -> WorkerSettings:
     """Workers and prefetch, chosen by device unless given."""
     workers = arguments.num_workers
     if workers < 0:
         workers = default_workers(session.ranks.device, session.ranks.local_world_size)
-    return LoaderSettings(workers, arguments.prefetch_factor)
+    return WorkerSettings(workers, arguments.prefetch_factor)
 
 
 def publish_results(
@@ -198,7 +194,7 @@ def publish_results(
     *,
     statistics: RunStatistics,
     switches: Mapping[str, Any],
-    loader: LoaderSettings,
+    loader: WorkerSettings,
     extra: Mapping[str, Any],
 ) -> None:
     """Write all result files and the record of this run; rank 0 only.

@@ -8,12 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from ..runtime.errors import UserError
-from ..runtime.files import read_json, sha256_file
+from ..runtime.files import read_ends, read_json, sha256_file
 
 WEIGHT_PATTERNS = ("*.safetensors", "pytorch_model*.bin")
 PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
-# Small files are hashed whole; of weights the size and both ends, so that 100 GB take no minutes.
-_SAMPLED_BYTES = 1 << 22
 
 
 def local_model_identity(folder: Path) -> dict[str, Any]:
@@ -54,7 +52,11 @@ def local_model_identity(folder: Path) -> dict[str, Any]:
         "config_sha256": sha256_file(config_file),
         "files": [{"path": path.name, "sha256": sha256_file(path)} for path in small],
         "weights": [
-            {"path": path.name, "bytes": path.stat().st_size, "ends_sha256": _ends_sha256(path)}
+            {
+                "path": path.name,
+                "bytes": path.stat().st_size,
+                "ends_sha256": hashlib.sha256(read_ends(path)).hexdigest(),
+            }
             for path in weights
         ],
     }
@@ -156,13 +158,3 @@ def _missing(folder: Path) -> UserError:
         where=str(folder),
         fix="set model.path (ODB_MM_MIX_MODEL) to a model folder or a Hub id",
     )
-
-
-def _ends_sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with open(path, "rb") as handle:
-        digest.update(handle.read(_SAMPLED_BYTES))
-        if path.stat().st_size > 2 * _SAMPLED_BYTES:
-            handle.seek(-_SAMPLED_BYTES, 2)
-        digest.update(handle.read(_SAMPLED_BYTES))
-    return digest.hexdigest()

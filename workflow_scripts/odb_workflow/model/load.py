@@ -10,10 +10,12 @@ from typing import Any
 import torch
 
 from ..runtime.errors import UserError
+from .identity import PROCESSOR_FILES
 
 logger = logging.getLogger(__name__)
 
-PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+"""Types of the precisions by their name in configuration and flags."""
 
 
 def load_model(
@@ -140,6 +142,23 @@ def set_image_max_pixels(processor: Any, image_max_pixels: int) -> None:
         "longest_edge": image_max_pixels,
         "shortest_edge": min(int(size.get("shortest_edge") or smallest), image_max_pixels),
     }
+
+
+def pad_token_id(processor: Any) -> int:
+    """The token that fills ``input_ids``: the tokenizer's padding token, else its end token.
+
+    Raises:
+        UserError: the tokenizer has neither.
+    """
+    tokenizer = processor.tokenizer
+    token = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
+    if token is None:
+        raise UserError(
+            "the tokenizer has neither a padding token nor an end token",
+            where="tokenizer_config.json of the model",
+            fix="set pad_token there",
+        )
+    return int(token)
 
 
 def check_model_path(path_or_id: str | Path) -> str:

@@ -12,7 +12,7 @@ import torch
 from safetensors import SafetensorError
 
 from ..runtime.errors import UserError
-from ..runtime.files import atomic_directory, atomic_write_json, read_json, sha256_file
+from ..runtime.files import atomic_directory, atomic_write_json, read_ends, read_json, sha256_file
 
 logger = logging.getLogger(__name__)
 
@@ -109,13 +109,8 @@ def model_fingerprint(model: str) -> dict[str, Any]:
     for file in sorted(path.iterdir()):
         if file.suffix not in (".json", ".safetensors", ".bin", ".jinja"):
             continue
-        size = file.stat().st_size
-        digest.update(f"{file.name} {size}\n".encode())
-        with file.open("rb") as handle:
-            digest.update(handle.read(1 << 22))
-            if size > 1 << 23:
-                handle.seek(size - (1 << 22))
-                digest.update(handle.read())
+        digest.update(f"{file.name} {file.stat().st_size}\n".encode())
+        digest.update(read_ends(file))
     return {"name": model, "sha256": digest.hexdigest()}
 
 

@@ -22,9 +22,8 @@ from ..loaders.factory import check_loader_settings
 from ..model.compat import check_versions
 from ..model.forward import build_forward
 from ..model.freeze import apply_freezing
-from ..model.load import check_model_path, load_model, load_processor
+from ..model.load import DTYPES, check_model_path, load_model, load_processor, pad_token_id
 from ..model.performance import PerformanceSettings
-from ..runtime.errors import UserError
 from ..runtime.files import atomic_write_json
 from ..runtime.lock import folder_lock
 from ..runtime.log import setup_logging
@@ -39,7 +38,7 @@ from .loop import train_epochs
 from .process import StopRequest
 from .resume import ResumePoint, find_resume_point, remove_resume_points, restore_random_state
 from .run import TrainingRun
-from .setup import DTYPES, check_equal_on_ranks, deepspeed_settings, make_accelerator, use_cpu
+from .setup import check_equal_on_ranks, deepspeed_settings, make_accelerator, use_cpu
 from .staging import staged_copy
 from .steps import Mover
 from .summary import training_summary
@@ -115,7 +114,7 @@ def train(args: argparse.Namespace, code_version: int, process_start: float) -> 
             data,
             Collator.from_config(
                 forward.model.config,
-                _pad_token(processor),
+                pad_token_id(processor),
                 args.padding,
                 pixel_dtype=performance.pixel_dtype(args.precision),
                 host_metadata=forward.switches["mode"] == "fast",
@@ -249,14 +248,6 @@ def _build_model(
         compute_dtype=torch.float16 if mixed_fp16 else None,
     )
     return forward, frozen
-
-
-def _pad_token(processor: Any) -> int:
-    tokenizer = processor.tokenizer
-    token = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
-    if token is None:
-        raise UserError("the tokenizer has neither a padding token nor an end token", where="--model")
-    return int(token)
 
 
 def _plain(config: dict[str, Any]) -> dict[str, Any]:

@@ -17,8 +17,6 @@ from ..runtime.errors import UserError
 from ..runtime.files import dump_json, read_json
 from .agreement import AllRanksError, Ranks
 
-DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
-
 
 def use_cpu(args: argparse.Namespace) -> bool:
     """Whether to train on the CPU.
