@@ -286,3 +286,24 @@ def test_schema_accepts_the_files_and_refuses_a_typo(repository: Path) -> None:
         jsonschema.validate(read_yaml(repository / name), schema)
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate({"training": {"lrr": 1}}, schema)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("? [a, b]\n: 1\n", "line 1"),
+        ("training: &a\n  lr: 0.1\n  more: *a\n", "an anchor holds itself"),
+        ("a: " + "[" * 3000 + "]" * 3000, "nested too deeply"),
+    ],
+)
+def test_odd_yaml_is_an_error_that_names_the_file(tmp_path: Path, text: str, message: str) -> None:
+    file = tmp_path / "odd.yaml"
+    file.write_text(text)
+    with pytest.raises(UserError, match=message) as caught:
+        read_yaml(file)
+    assert str(file) in str(caught.value)
+
+
+def test_a_date_is_text(tmp_path: Path) -> None:
+    (tmp_path / "date.yaml").write_text("run: 2026-13-41\n")
+    assert read_yaml(tmp_path / "date.yaml") == {"run": "2026-13-41"}

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import difflib
+import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -30,11 +31,16 @@ WHOLE_KEYS = ("builder.sizes", "performance")
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML with duplicate keys as errors, ``1e-5`` as a number, and only true and false as booleans."""
+    """YAML with duplicate keys as errors, ``1e-5`` as a number, dates as text, and only true and false as
+    booleans."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[Any] = set()
         for key_node, _ in node.value:
+            if not isinstance(key_node, yaml.ScalarNode):
+                raise yaml.constructor.ConstructorError(
+                    None, None, "a key is a word, not a list or mapping", key_node.start_mark
+                )
             key = self.construct_object(key_node, deep=True)
             if key in seen:
                 raise yaml.constructor.ConstructorError(
@@ -48,7 +54,7 @@ _Loader.yaml_implicit_resolvers = {
     first: [
         (tag, pattern)
         for tag, pattern in pairs
-        if tag not in {"tag:yaml.org,2002:bool", "tag:yaml.org,2002:float"}
+        if tag not in {f"tag:yaml.org,2002:{kind}" for kind in ("bool", "float", "timestamp")}
     ]
     for first, pairs in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
@@ -73,12 +79,15 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
     path = Path(path)
     try:
         content = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)
+        json.dumps(content, default=str)  # an anchor that holds itself cannot be walked
     except OSError as error:
         raise UserError(f"cannot read the configuration file: {error.strerror}", where=str(path)) from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         mark = getattr(error, "problem_mark", None)
         place = f"{path}, line {mark.line + 1}" if mark else str(path)
         raise UserError(f"not valid YAML: {getattr(error, 'problem', None) or error}", where=place) from None
+    except (RecursionError, ValueError):
+        raise UserError("nested too deeply, or an anchor holds itself", where=str(path)) from None
     if content is None:
         return {}
     if not isinstance(content, dict):
