@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Build the TMDB by a builder in a checkout (embedded, git), from data sets (hub) or from JSON files (json).
 
-The folder appears whole or not at all.
+The folder appears whole or not at all, and takes the place of nothing but an earlier build.
 """
 
 from __future__ import annotations
@@ -15,7 +15,13 @@ from odb_workflow.runtime.errors import UserError, run_main
 from odb_workflow.runtime.files import atomic_directory
 from odb_workflow.runtime.lock import folder_lock
 from odb_workflow.runtime.log import setup_logging
-from odb_workflow.tmdb.builders.program import check_contract, no_space, run_builder_program
+from odb_workflow.tmdb.builders.program import (
+    BUILT_MARKER,
+    check_contract,
+    foreign_folder_fault,
+    no_space,
+    run_builder_program,
+)
 
 CODE_VERSION = 1
 
@@ -76,6 +82,8 @@ def remove_leftovers(output: Path) -> None:
 def main() -> None:
     options = parse_arguments()
     setup_logging()
+    if fault := foreign_folder_fault(options.output):
+        raise UserError(fault)
     options.output.parent.mkdir(parents=True, exist_ok=True)
     with folder_lock(options.output.parent / f".{options.output.name}.build", "a build of the TMDB"):
         remove_leftovers(options.output)
@@ -83,6 +91,9 @@ def main() -> None:
             with atomic_directory(options.output) as folder:
                 build(options, folder)
                 metadata = check_contract(folder)
+                (folder / BUILT_MARKER).write_text(
+                    "the next build takes the place of this folder\n", encoding="utf-8"
+                )
         except OSError as error:
             raise no_space(error, options.output.parent) from error
     print(f"{metadata['num_records']} records in {options.output}")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from odb_workflow.runtime.errors import UserError
-from odb_workflow.tmdb.builders.program import check_contract
+from odb_workflow.tmdb.builders.program import BUILT_MARKER, check_contract
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = ROOT / "workflow_scripts" / "build_tmdb.py"
@@ -120,11 +120,25 @@ def test_a_build_that_fails_says_why_and_leaves_the_old_data(
     output = tmp_path / "tmdb"
     output.mkdir()
     (output / "metadata.json").write_text('{"old": true}')
+    (output / BUILT_MARKER).touch()
     write_builder(checkout, body)
     done = build(checkout, output, kind="embedded")
     assert done.returncode == 1 and message in done.stderr and "error:" in done.stderr
     assert json.loads((output / "metadata.json").read_text()) == {"old": True}
     assert not list(tmp_path.glob(".tmdb.*.part"))
+
+
+def test_a_folder_of_somebody_else_is_left_alone(checkout: Path, tmp_path: Path) -> None:
+    output = tmp_path / "mine"
+    output.mkdir()
+    (output / "thesis.txt").write_text("important")
+    done = build(checkout, output, kind="embedded")
+    assert done.returncode == 1 and "a build would delete" in done.stderr
+    assert [path.name for path in output.iterdir()] == ["thesis.txt"]
+    (output / "thesis.txt").unlink()
+    for _ in range(2):  # an empty folder is filled, and an own build is built again
+        assert build(checkout, output, kind="embedded").returncode == 0
+        assert json.loads((output / "metadata.json").read_text())["num_records"] == 2
 
 
 def test_killed_builds_leave_nothing_finished_and_the_next_one_cleans_up(

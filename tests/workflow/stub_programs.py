@@ -37,7 +37,8 @@ BODIES = {
         'data = pathlib.Path(value("--output"))\n'
         'sizes = value("--sizes", "default")\n'
         'write(data / "records.jsonl", f"records {sizes}\\n")\n'
-        'write(data / "metadata.json", {"num_records": 3, "checksum": sizes, "flags": arguments})'
+        'write(data / "metadata.json", {"num_records": 3, "checksum": sizes, "flags": arguments})\n'
+        'write(data / ".built-by-workflow", "")'
     ),
     "prepare_model": (
         'out = pathlib.Path(value("--output-dir"))\n'

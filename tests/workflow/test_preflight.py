@@ -42,6 +42,17 @@ def test_folder_that_is_no_model(repository: Path, tmp_path: Path) -> None:
     assert "without config.json" in message(repository, {"model": {"path": str(tmp_path)}})
 
 
+def test_a_folder_that_was_not_built_here_is_never_overwritten(repository: Path, tmp_path: Path) -> None:
+    settings = {"data": {"dir": str(tmp_path)}}
+    assert message(repository, settings) == "", "an empty folder may be filled"
+    (tmp_path / "metadata.json").write_text("{}")
+    assert "a build would delete" in message(repository, settings)
+    (tmp_path / "records.jsonl").write_text("")
+    assert message(repository, {**settings, "builder": {"kind": "existing"}}) == ""
+    (tmp_path / ".built-by-workflow").write_text("")
+    assert message(repository, settings) == ""
+
+
 def test_hub_id_is_left_to_its_rule(repository: Path) -> None:
     assert message(repository, {"model": {"path": "Qwen/Qwen3-VL-2B-Instruct"}}) == ""
 

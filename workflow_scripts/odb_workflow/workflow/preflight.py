@@ -10,6 +10,7 @@ from pathlib import Path
 
 from ..config.schema import Config
 from ..runtime.errors import UserError, combine_errors
+from ..tmdb.builders.program import foreign_folder_fault
 from .flags import find_file
 from .gpus import visible_devices
 from .ports import choose_port
@@ -108,6 +109,9 @@ def file_faults(config: Config, checkout: Path) -> list[str]:
         for name in ("metadata.json", "records.jsonl"):
             if not (Path(config.data.dir) / name).is_file():
                 faults.append(f"builder.kind is existing, but data.dir {config.data.dir!r} has no {name}")
+    elif fault := foreign_folder_fault(Path(config.data.dir)):
+        # Snakemake deletes a rule's old outputs before the job that could refuse.
+        faults.append(fault)
     return faults
 
 

@@ -23,6 +23,21 @@ from .git import without_credentials
 logger = logging.getLogger(__name__)
 
 PACKAGE_FILES = ("pyproject.toml", "setup.py", "setup.cfg")
+BUILT_MARKER = ".built-by-workflow"
+
+
+def foreign_folder_fault(folder: Path) -> str | None:
+    """Why a build must not take the place of ``folder``, or None where it is free or was built here."""
+    try:
+        if not folder.exists() or not any(folder.iterdir()) or (folder / BUILT_MARKER).is_file():
+            return None
+    except NotADirectoryError:
+        return f"data.dir {str(folder)!r} is a file"
+    return (
+        f"data.dir {str(folder)!r} holds files that this workflow did not build, and a build would delete "
+        "them. To use a finished TMDB set builder.kind: existing, else set data.dir (ODB_MM_MIX_DATA) to a "
+        "new folder"
+    )
 
 
 def run_builder_program(checkout: Path, output: Path, arguments: list[str], install: bool) -> None:
