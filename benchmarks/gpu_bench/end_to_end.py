@@ -51,24 +51,28 @@ def runs(tiny: bool) -> list[Run]:
         fast = ("--performance", "auto")
         return [
             Run(
-                "end to end, ODB 1,024 packed, ours", (*_odb("1024", "pack"), *fast, *limited, "12"), 2, 4, 90
+                "end to end, ODB 1,024 packed, ours",
+                (*odb_flags("1024", "pack"), *fast, *limited, "12"),
+                2,
+                4,
+                90,
             ),
-            Run("end to end, fixed 1, plain", (*_fixed("1"), *plain, *limited, "12"), 1, 4, 90),
+            Run("end to end, fixed 1, plain", (*fixed_flags("1"), *plain, *limited, "12"), 1, 4, 90),
         ]
     return [
-        Run("end to end, ODB 49,152 packed, ours", _odb("49152", "pack") + auto, 10, 10, 175),
-        Run("end to end, ODB 12,288 padded, ours", _odb("12288", "pad") + ours, 20, 40, 175),
-        Run("end to end, fixed 1, plain", (*_fixed("1"), *plain, *limited, "90"), 1, 20, 90),
+        Run("end to end, ODB 49,152 packed, ours", odb_flags("49152", "pack") + auto, 10, 10, 175),
+        Run("end to end, ODB 12,288 padded, ours", odb_flags("12288", "pad") + ours, 20, 40, 175),
+        Run("end to end, fixed 1, plain", (*fixed_flags("1"), *plain, *limited, "90"), 1, 20, 90),
         Run(
             "end to end, ODB 12,288 padded, plain",
-            (*_odb("12288", "pad"), *plain, *limited, "40"),
+            (*odb_flags("12288", "pad"), *plain, *limited, "40"),
             1,
             10,
             110,
         ),
         Run(
             "end to end, fixed 1 packed, ours",
-            (*_fixed("1", "pack"), *ours, *limited, "700"),
+            (*fixed_flags("1", "pack"), *ours, *limited, "700"),
             50,
             100,
             140,
@@ -76,14 +80,16 @@ def runs(tiny: bool) -> list[Run]:
     ]
 
 
-def _odb(budget: str, padding: str) -> tuple[str, ...]:
+def odb_flags(budget: str, padding: str, prefetch: int = 128) -> tuple[str, ...]:
+    """Flags of a training with ODB."""
     return (
         *("--loader", "odb", "--token-budget", budget, "--padding", padding),
-        *("--no-warmup-buffer", "--prefetch-factor", "128"),
+        *("--no-warmup-buffer", "--prefetch-factor", str(prefetch)),
     )
 
 
-def _fixed(size: str, padding: str = "pad") -> tuple[str, ...]:
+def fixed_flags(size: str, padding: str = "pad") -> tuple[str, ...]:
+    """Flags of a training with fixed batches."""
     return ("--loader", "standard", "--fixed-batch-size", size, "--padding", padding)
 
 

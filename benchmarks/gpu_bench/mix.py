@@ -172,15 +172,20 @@ def write_tmdb(folder: Path, shapes: Sequence[Shape], words: Sequence[str], seed
     (folder / "metadata.json").write_text(json.dumps(metadata, indent=2), encoding="utf-8")
 
 
-def _write_picture(job: tuple[str, int, tuple[int, int], int]) -> str:
+def picture(grid: tuple[int, int], seed: Sequence[int]) -> Any:
+    """A smooth random RGB picture of ``grid`` (height, width in merged patches)."""
     from PIL import Image
 
-    folder, number, (height, width), seed = job
-    chance = np.random.default_rng([seed, number])
-    coarse = chance.integers(0, 256, size=(height + 2, width + 2, 3), dtype=np.uint8)
-    picture = Image.fromarray(coarse).resize((width * MERGED_PATCH, height * MERGED_PATCH), Image.BICUBIC)
+    height, width = grid
+    coarse = np.random.default_rng(seed).integers(0, 256, size=(height + 2, width + 2, 3), dtype=np.uint8)
+    size = (width * MERGED_PATCH, height * MERGED_PATCH)
+    return Image.fromarray(coarse).resize(size, Image.BICUBIC)
+
+
+def _write_picture(job: tuple[str, int, tuple[int, int], int]) -> str:
+    folder, number, grid, seed = job
     name = f"images/{number:06d}.jpg"
-    picture.save(Path(folder) / name, quality=90)
+    picture(grid, [seed, number]).save(Path(folder) / name, quality=90)
     return name
 
 
