@@ -8,12 +8,14 @@ real ones (``CUDA_VISIBLE_DEVICES`` is set), while nothing can compute on them.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import signal
 import socket
 import stat
 import subprocess
+import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -53,9 +55,18 @@ class Cluster:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Variables that make SLURM's commands talk to this cluster."""
-        path = os.environ.get("PATH", "") + ":/usr/sbin:/sbin"
+        """Variables that make SLURM's commands talk to this cluster.
+
+        Snakemake's job step removes every ``SLURM_*`` variable, so the commands that a job starts are found
+        in a folder of small scripts that set ``SLURM_CONF`` again; that of sbatch also keeps its arguments.
+        """
+        path = f"{self.folder}/bin:{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
         return {**os.environ, "SLURM_CONF": str(self.folder / "slurm.conf"), "PATH": path}
+
+    def submissions(self) -> list[list[str]]:
+        """Arguments of every sbatch call so far."""
+        log = self.folder / "sbatch.jsonl"
+        return [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
 
     def run(self, *command: str, check: bool = True) -> str:
         """Output of one SLURM command."""
@@ -67,6 +78,7 @@ class Cluster:
     def start(self) -> None:
         """Write the configuration, start the daemons, wait until every node is idle."""
         self._configure()
+        self._write_commands()
         munge = self.folder / "munge"
         self._daemon(
             "munged",
@@ -184,6 +196,23 @@ class Cluster:
         (folder / "slurm.conf").write_text("\n".join(lines) + "\n")
         (folder / "gres.conf").write_text("\n".join(gres) + "\n")
         (folder / "cgroup.conf").write_text("CgroupAutomount=no\n")
+
+    def _write_commands(self) -> None:
+        (self.folder / "bin").mkdir(exist_ok=True)
+        search = os.environ.get("PATH", "") + ":/usr/sbin:/sbin"
+        for name in ("sbatch", "squeue", "srun", "scontrol", "scancel", "sinfo", "sacct"):
+            real = shutil.which(name, path=search)
+            if real is None:
+                continue
+            keep = ""
+            if name == "sbatch":
+                code = "import json, sys; print(json.dumps(sys.argv[1:]))"
+                keep = f"{sys.executable} -c '{code}' \"$@\" >> {self.folder}/sbatch.jsonl\n"
+            script = self.folder / "bin" / name
+            script.write_text(
+                f'#!/bin/sh\nexport SLURM_CONF={self.folder}/slurm.conf\n{keep}exec {real} "$@"\n'
+            )
+            script.chmod(0o755)
 
     def environment_path_only(self) -> dict[str, str]:
         """The caller's variables with the system folders on the path."""
