@@ -307,3 +307,15 @@ def test_odd_yaml_is_an_error_that_names_the_file(tmp_path: Path, text: str, mes
 def test_a_date_is_text(tmp_path: Path) -> None:
     (tmp_path / "date.yaml").write_text("run: 2026-13-41\n")
     assert read_yaml(tmp_path / "date.yaml") == {"run": "2026-13-41"}
+
+
+def test_an_unknown_reference_arm_and_a_seed_out_of_range_are_told_before_any_training(
+    checkout: Path,
+) -> None:
+    text = faults(checkout, {"report": {"reference_arm": "nope"}, "seeds": [1, 2**32]})
+    assert "report.reference_arm 'nope' is no arm of this run; arms: odb, standard, untrained" in text
+    assert "is above 4294967295" in text
+    faults_of_training_seed = faults(checkout, {"training": {"seed": 2**32}})
+    assert "is above 4294967295" in faults_of_training_seed
+    for reference in ("odb", "untrained"):
+        load_config(checkout, environment={}, command_line={"report": {"reference_arm": reference}})

@@ -30,6 +30,8 @@ RULES = (
 )
 TARGETS = ("all", "data", "eval_valloss", "benchmark", "comparison", "report", "prefetch", "inspect")
 BASELINE = "untrained"
+MAX_SEED = 2**32 - 1
+"""The largest that NumPy takes."""
 
 
 def arm_name_fault(name: str) -> str | None:
@@ -131,6 +133,13 @@ class Config(Block):
             faults.append("split.val_start is needed where split.mode is tail")
         if self.split.val_size > 1 and self.split.val_size != int(self.split.val_size):
             faults.append("split.val_size above 1 is a number of records and must be whole")
+        reference = self.report.reference_arm
+        rows = [*self.arms, *([BASELINE] if self.evaluation.untrained_baseline else [])]
+        if reference is not None and reference not in rows:
+            known = ", ".join(rows)
+            faults.append(f"report.reference_arm {reference!r} is no arm of this run; arms: {known}")
+        if max(self.training_seeds) > MAX_SEED:
+            faults.append(f"a seed (seeds, training.seed) is above {MAX_SEED}")
         if self.device == "cpu" and self.training.precision == "fp16":
             faults.append("training.precision fp16 needs device cuda")
         if faults:
