@@ -105,6 +105,8 @@ def test_missing_requirements_are_listed_before_the_build(checkout: Path, tmp_pa
     ("body", "message"),
     [
         ("sys.exit('cannot download set X')", "cannot download set X"),
+        ("sys.exit(3)", "ended with status 3:\n(it printed nothing)"),
+        ("import os; os.kill(os.getpid(), 9)", "was ended by signal 9 (often because memory ran out)"),
         ("import no_such_module_here", "install what the builder needs"),
         ("raise OSError(28, 'No space left on device')", "free space"),
         ("pass", "wrote no metadata.json"),
@@ -126,6 +128,13 @@ def test_a_build_that_fails_says_why_and_leaves_the_old_data(
     assert done.returncode == 1 and message in done.stderr and "error:" in done.stderr
     assert json.loads((output / "metadata.json").read_text()) == {"old": True}
     assert not list(tmp_path.glob(".tmdb.*.part"))
+
+
+def test_output_that_is_not_utf8_does_not_end_a_build(checkout: Path, tmp_path: Path) -> None:
+    write_builder(checkout, GOOD + 'sys.stdout.buffer.write(b"100 \\xff\\xfe\\n")')
+    done = build(checkout, tmp_path / "tmdb", kind="embedded")
+    assert done.returncode == 0, done.stderr
+    assert "100 \ufffd\ufffd\n" in done.stdout
 
 
 def test_a_folder_of_somebody_else_is_left_alone(checkout: Path, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import json
 import logging
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -72,7 +73,13 @@ def run_builder_program(checkout: Path, output: Path, arguments: list[str], inst
     logger.info("running %s", " ".join([BUILDER_PROGRAM.name, *command[2:]]))
     tail: list[str] = []
     with subprocess.Popen(
-        command, env=environment, cwd=checkout, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        command,
+        env=environment,
+        cwd=checkout,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        encoding="utf-8",
+        errors="replace",  # a progress bar in another encoding is no reason to lose a build
     ) as process:
         try:
             assert process.stdout is not None
@@ -84,15 +91,20 @@ def run_builder_program(checkout: Path, output: Path, arguments: list[str], inst
             process.terminate()
             raise
     if status:
-        text = "\n".join(tail)
+        text = "\n".join(tail) or "(it printed nothing)"
         fix = "see the builder's own message; arguments come from builder.args and builder.sizes"
         if "No space left" in text:
             fix = "free space, or set data.dir to a larger disk"
         if "ModuleNotFoundError" in text:
             fix = "install what the builder needs into this environment, or use builder.kind: hub"
-        raise UserError(
-            f"the dataset builder ended with status {status}:\n{text}", where=str(program), fix=fix
-        )
+        raise UserError(f"the dataset builder {_ended(status)}:\n{text}", where=str(program), fix=fix)
+
+
+def _ended(status: int) -> str:
+    if status >= 0:
+        return f"ended with status {status}"
+    hint = " (often because memory ran out)" if status == -signal.SIGKILL else ""
+    return f"was ended by signal {-status}{hint}"
 
 
 def _python_paths(checkout: Path, install: bool) -> list[str]:
