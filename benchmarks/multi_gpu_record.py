@@ -20,12 +20,15 @@ import argparse
 import contextlib
 import json
 import logging
+import multiprocessing
 import os
 import shlex
+import signal
 import sys
 import tempfile
 import time
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -73,6 +76,7 @@ class Bench:
         self.args = args
         self.cuda = args.device == "cuda"
         self.record = Recorder(args.output, args.deadline, shlex.join([sys.executable, *sys.argv]))
+        self.threads = max(1, (os.cpu_count() or 1) // args.ranks)  # of each rank, also of one alone
         self.evaluation_items = 24 if args.tiny else 300
         per_rank = PER_RANK_TINY if args.tiny else PER_RANK
         # one more than equal shards need, so that the padding of shards is seen
@@ -89,7 +93,12 @@ class Bench:
                 raise SystemExit(f"{folder} holds other data; give another --folder, or delete it")
             return
         config = architecture(args.tiny)
-        figures = prepare(folder, config, self.samples, torch.device(args.device), args.tiny, args.seed)
+        device = torch.device(args.device)
+        # in a process of its own: this one must hold no memory of the first rank's GPU
+        with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+            figures = pool.submit(
+                prepare, folder, config, self.samples, device, args.tiny, args.seed
+            ).result()
         began = time.perf_counter()
         words, shrink = made_up_words(500, args.seed), 8 if args.tiny else 1
         write_multiple_choice(
@@ -109,6 +118,7 @@ class Bench:
                 folder,
                 variant,
                 cuda=self.cuda,
+                threads=variant.ranks * self.threads,
                 validation_items=self.evaluation_items,
                 timeout=timeout,
             )
@@ -122,7 +132,13 @@ class Bench:
             for ranks in (self.args.ranks, 1):
                 left = ends - time.monotonic()
                 figures = evaluate(
-                    folder, what, ranks, items=self.evaluation_items, cuda=self.cuda, timeout=left
+                    folder,
+                    what,
+                    ranks,
+                    items=self.evaluation_items,
+                    cuda=self.cuda,
+                    threads=ranks * self.threads,
+                    timeout=left,
                 )
                 self.record.add(f"{what}, {ranks} rank{'s' if ranks > 1 else ''}", **figures)
             agreement = compare_evaluations(folder, what, self.args.ranks)
@@ -134,9 +150,8 @@ class Bench:
         """All items of this call that there is time for."""
         args = self.args
         chosen = share(self.items(), args.calls, args.call)
-        only = [text.strip() for text in args.only.split(",") if text.strip()]
         for item in chosen:
-            if only and not any(text in item.name for text in only):
+            if args.only and not any(text in item.name for text in args.only):
                 continue
             needs = item.needs_seconds
             with self.record.measuring(item.name, needs) as there_is_time:
@@ -176,9 +191,9 @@ def parse_arguments() -> argparse.Namespace:
     add("--ranks", type=int, default=0, help="GPUs to use, or ranks on a CPU; 0: all GPUs")
     add("--calls", type=int, default=1, help="calls that the measurements are spread over")
     add("--call", type=int, default=1, help="which of them this one is, from 1")
-    add("--only", default="", help="only measurements whose name holds one of these texts (commas)")
-    add("--deadline", type=float, default=530, help="seconds after which nothing more is started")
-    add("--grace", type=float, default=40, help="seconds that a started one may run beyond --deadline")
+    add("--only", nargs="+", default=[], help="only measurements whose name holds one of these texts")
+    add("--deadline", type=float, default=510, help="seconds after which nothing more is started")
+    add("--grace", type=float, default=30, help="seconds that a started one may run beyond --deadline")
     add("--folder", type=Path, default=None, help="keep model and data here for the next call")
     add("--samples", type=int, default=0, help=f"training samples; 0: {PER_RANK} a rank, at least 4,000")
     add("--device", default="cuda", help="cuda or cpu")
@@ -211,6 +226,7 @@ def main() -> int:
     args = parse_arguments()
     if args.summarize:
         return summarize(args.summarize, args.record)
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # ends what it has launched
     bench = Bench(args)
     if args.list:
         for item in share(bench.items(), args.calls, args.call):

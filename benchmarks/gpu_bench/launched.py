@@ -16,7 +16,7 @@ from pathlib import Path
 SCRIPTS = Path(__file__).resolve().parents[2] / "workflow_scripts"
 MARK = "ODB_BENCHMARK_RUN"
 SECONDS_TO_LEAVE = 3.0
-SECONDS_TO_STOP = 45.0
+SECONDS_TO_STOP = 15.0
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,7 @@ def launch(
     *,
     processes: int,
     cuda: bool,
+    threads: int,
     log: Path,
     timeout: float,
     accelerate: bool = False,
@@ -54,7 +55,7 @@ def launch(
         sys.executable,
         str(SCRIPTS / "launch.py"),
         *("--processes", str(processes), "--gpus", str(processes if cuda else 0)),
-        *("--threads", str(os.cpu_count() or 1)),
+        *("--threads", str(threads)),
         *(("--accelerate",) if accelerate else ()),
         *("--", str(program), *arguments),
     ]
@@ -68,9 +69,11 @@ def launch(
             status = process.wait(timeout)
         except subprocess.TimeoutExpired:
             status = f"no end within {timeout:.0f} s"
-            process.terminate()  # the launcher tells its ranks
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(SECONDS_TO_STOP)
+            _stop(process)
+        except BaseException:  # this script is told to end
+            _stop(process)
+            _end_orphans(mark)
+            raise
     seconds = time.monotonic() - began
     orphans = _end_orphans(mark)
     if status != 0:
@@ -89,6 +92,12 @@ def marked_processes(mark: str) -> list[int]:
             if wanted in (folder / "environ").read_bytes().split(b"\0"):
                 found.append(int(folder.name))
     return found
+
+
+def _stop(process: subprocess.Popen) -> None:
+    process.terminate()  # the launcher tells its ranks
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(SECONDS_TO_STOP)
 
 
 def _end_orphans(mark: str) -> int:

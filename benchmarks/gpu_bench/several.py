@@ -93,7 +93,7 @@ def layouts(ranks: int, tiny: bool) -> list[Variant]:
 
     def layout(world: int, engine: str, padding: str, word: str) -> Variant:
         flags = (*fixed_flags(str(LAYOUT_SAMPLES * ranks // world), padding), *rest)
-        return Variant(word, world, engine, flags, 0, 1, 45, layout=True)
+        return Variant(word, world, engine, flags, 0, 1, 40, layout=True)
 
     return [
         layout(1, "plain", "pad", "padded"),
@@ -103,7 +103,9 @@ def layouts(ranks: int, tiny: bool) -> list[Variant]:
     ]
 
 
-def train(folder: Path, variant: Variant, *, cuda: bool, validation_items: int, timeout: float) -> dict:
+def train(
+    folder: Path, variant: Variant, *, cuda: bool, threads: int, validation_items: int, timeout: float
+) -> dict[str, Any]:
     """One training through the launcher; its figures."""
     number = len(list(folder.glob("run-*")))
     output = folder / f"run-{number}"
@@ -124,6 +126,7 @@ def train(folder: Path, variant: Variant, *, cuda: bool, validation_items: int, 
         ],
         processes=variant.ranks,
         cuda=cuda,
+        threads=threads,
         log=output / "log.txt",
         timeout=timeout,
         accelerate=True,
@@ -213,7 +216,9 @@ def noted_figures(notes: Path) -> dict[str, Any]:
     return figures
 
 
-def evaluate(folder: Path, what: str, ranks: int, *, items: int, cuda: bool, timeout: float) -> dict:
+def evaluate(
+    folder: Path, what: str, ranks: int, *, items: int, cuda: bool, threads: int, timeout: float
+) -> dict[str, Any]:
     """One evaluation of the model of ``folder``; ``what`` is ``validation loss`` or ``letters``."""
     output = evaluation_folder(folder, what, ranks)
     data = (
@@ -230,6 +235,7 @@ def evaluate(folder: Path, what: str, ranks: int, *, items: int, cuda: bool, tim
         ],
         processes=ranks,
         cuda=cuda,
+        threads=threads,
         log=folder / f"{output.name}.log",
         timeout=timeout,
     )

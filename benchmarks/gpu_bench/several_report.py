@@ -29,8 +29,9 @@ def conclude(lines: list[dict[str, Any]]) -> dict[str, Any]:
     """Latest line of each measurement, with scaling efficiencies and checks.
 
     Returns:
-        ``trainings`` and ``evaluations`` (by name), ``layouts`` (against the first), ``not_measured`` (why),
-        and ``checks`` (name to True, False, or None where nothing was measured).
+        ``trainings`` and ``evaluations`` (by name), ``ratios`` (of real tokens/s), ``layouts`` (against the
+        first), ``not_measured`` (why), and ``checks`` (name to True, False, or None where nothing was
+        measured).
     """
     latest = {line["what"]: line for line in lines if "failed" not in line and "skipped" not in line}
     trainings = {name: dict(line) for name, line in latest.items() if "steps_per_rank" in line}
@@ -51,6 +52,7 @@ def conclude(lines: list[dict[str, Any]]) -> dict[str, Any]:
     whole = [line for line in trainings.values() if line["whole_pass"]]
     return {
         "trainings": trainings,
+        "ratios": ratios(trainings),
         "layouts": layouts,
         "evaluations": evaluations,
         "not_measured": {
@@ -67,6 +69,24 @@ def conclude(lines: list[dict[str, Any]]) -> dict[str, Any]:
             ),
             "no orphan": _all(line["orphans"] == 0 for line in ran if "orphans" in line),
         },
+    }
+
+
+def ratios(trainings: dict[str, dict[str, Any]]) -> dict[str, float]:
+    """Real tokens/s of each ODB training by ZeRO-2 over those of the fixed batches by ZeRO-2."""
+    speeds = {
+        line["batches"]: line["real_tokens_per_second"]
+        for line in trainings.values()
+        if line["engine"] == "ZeRO-2"
+    }
+    fixed = {batches: speed for batches, speed in speeds.items() if batches.startswith("fixed")}
+    best = max(fixed, key=lambda batches: fixed[batches], default=None)
+    return {
+        f"{batches} over {other}{' (best fixed)' if other == best and len(fixed) > 1 else ''}": speed
+        / against
+        for batches, speed in speeds.items()
+        if batches not in fixed
+        for other, against in fixed.items()
     }
 
 
@@ -104,6 +124,7 @@ def table(found: dict[str, Any]) -> str:
         rows.append(f"{name:<36} " + " ".join(cells))
         rows.append(f"    steps per rank {line['steps_per_rank']}, tokens per rank {line['tokens_per_rank']}")
     rows.append("")
+    rows += [f"real tokens/s, {name}: {value:.2f}" for name, value in found["ratios"].items()]
     for part in ("layouts", "evaluations"):
         for name, line in found[part].items():
             shown = {key: value for key, value in line.items() if key not in ("at", "what")}
@@ -124,7 +145,7 @@ def record(lines: list[dict[str, Any]], found: dict[str, Any]) -> dict[str, Any]
         "MM-Mix-like synthetic data",
         "note": "Random weights and synthetic data: speeds and agreement of ranks, nothing about quality.",
         "provenance": {
-            "commands": [line["command"] for line in machines],
+            "commands": [line["command"] for line in starts],
             "commits": sorted({line["commit"] for line in found["trainings"].values() if line["commit"]}),
             "device": first.get("device"),
             "versions": starts[0]["versions"] if starts else {},
