@@ -15,7 +15,7 @@ from workflow.stub_programs import stub_checkout
 
 from .cluster import Cluster
 
-# The usual 40 s are for real clusters. Not less than a job takes: a check that finds it running waits 10 s longer.
+# The usual 40 s are for real clusters. Not less than a job takes: a check that finds it running adds 10 s.
 QUICK = (
     *("--workflow-profile", "profiles/slurm", "--slurm-status-command", "squeue"),
     *("--slurm-init-seconds-before-status-checks", "6", "--latency-wait", "10", "--retries", "0"),
