@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -319,3 +321,15 @@ def test_an_unknown_reference_arm_and_a_seed_out_of_range_are_told_before_any_tr
     assert "is above 4294967295" in faults_of_training_seed
     for reference in ("odb", "untrained"):
         load_config(checkout, environment={}, command_line={"report": {"reference_arm": reference}})
+
+
+def test_speed_switches_are_checked_before_any_job_and_without_torch(checkout: Path) -> None:
+    text = faults(checkout, {"performance": {"compile_layer": True}})
+    assert "unknown switch 'compile_layer' (performance.compile_layer); known: attention, " in text
+    assert "compile_layers is 'yes'" in faults(checkout, {"performance": {"compile_layers": "yes"}})
+    switches = {"compile_layers": False, "checkpointing": 2}
+    loaded = load_config(checkout, environment={}, command_line={"performance": switches})
+    assert loaded.config.performance == switches
+    program = "import sys, odb_workflow.config.load; sys.exit('torch' in sys.modules)"
+    folder = Path(__file__).parents[2] / "workflow_scripts"
+    assert subprocess.run([sys.executable, "-c", program], cwd=folder).returncode == 0

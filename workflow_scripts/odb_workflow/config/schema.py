@@ -7,6 +7,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
+from ..model.performance import PerformanceSettings
+from ..runtime.errors import UserError
 from .base import Block, Count, OptionalFolder
 from .blocks_data import Builder, Data, Model, Split
 from .blocks_evaluation import Evaluation, Report, Resources
@@ -113,6 +115,15 @@ class Config(Block):
         faults = [f"`{name}`: {fault}" for name in value if (fault := arm_name_fault(name))]
         if faults:
             raise ValueError("; ".join(faults))
+        return value
+
+    @field_validator("performance")
+    @classmethod
+    def _known_switches(cls, value: Any) -> Any:
+        try:
+            PerformanceSettings.parse(value)
+        except UserError as error:
+            raise ValueError(f"{error.what} ({error.where}); {error.fix}") from None
         return value
 
     @field_validator("seeds")

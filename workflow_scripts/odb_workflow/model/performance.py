@@ -6,11 +6,12 @@ import dataclasses
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
-
-import torch
+from typing import TYPE_CHECKING, Any, Literal
 
 from ..runtime.errors import UserError
+
+if TYPE_CHECKING:  # the configuration is checked without torch, whose import takes seconds
+    import torch
 
 Switch = bool | Literal["auto"]
 
@@ -123,6 +124,8 @@ class PerformanceSettings:
         """Type in which pixels travel: bfloat16 where the model (``bf16``) rounds them to it anyway; None
         keeps the processor's float32.
         """
+        import torch
+
         return torch.bfloat16 if precision == "bf16" and self.on("bf16_pixels", True) else None
 
 
