@@ -14,6 +14,7 @@ from odb_workflow.config.document import README_FILE, SCHEMA_FILE, readme_text, 
 from odb_workflow.config.load import all_keys, flatten, load_config, read_yaml
 from odb_workflow.config.schema import arm_name_fault
 from odb_workflow.runtime.errors import UserError
+from odb_workflow.workflow.flags import arm_flags
 
 
 @pytest.fixture
@@ -209,6 +210,14 @@ def test_a_new_loader_kind_keeps_nothing_of_the_old_arm(repository: Path) -> Non
     settings = {"arms": {"odb": {"loader": "standard", "fixed_batch_size": 3}}}
     arm = load_config(repository, environment={}, command_line=settings).config.arms["odb"]
     assert (arm.loader, arm.fixed_batch_size) == ("standard", 3)
+
+
+@pytest.mark.parametrize("arm", ["odb", "standard"])
+def test_the_batch_size_may_be_left_to_the_training(repository: Path, arm: str) -> None:
+    settings = {"arms": {arm: {"loader": "standard", "fixed_batch_size": "auto"}}}
+    config = load_config(repository, environment={}, command_line=settings).config
+    assert config.arms[arm].fixed_batch_size == "auto"
+    assert "--fixed-batch-size auto" in " ".join(arm_flags(config.arms[arm]))
 
 
 def test_a_preset_takes_an_arm_away(repository: Path) -> None:

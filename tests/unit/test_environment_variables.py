@@ -70,6 +70,7 @@ def test_every_key_of_the_table_exists() -> None:
     [
         ("ODB_MM_MIX_TOKEN_BUDGET", "24576", "arms.odb.token_budget", 24576),
         ("ODB_MM_MIX_FIXED_BATCH_SIZE", "2", "arms.standard.fixed_batch_size", 2),
+        ("ODB_MM_MIX_FIXED_BATCH_SIZE", "auto", "arms.standard.fixed_batch_size", "auto"),
         ("ODB_MM_MIX_LR", "2e-5", "training.lr", 2e-5),
         ("ODB_MM_MIX_EPOCHS", "0.5", "training.epochs", 0.5),
         (

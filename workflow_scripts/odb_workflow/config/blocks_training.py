@@ -79,6 +79,10 @@ class Training(Block):
     )
 
 
+BatchSize = Positive | Literal["auto"]
+"""A number of samples, or the word that lets the training find it."""
+
+
 class ArmBase(Block):
     """What every arm has."""
 
@@ -94,14 +98,20 @@ class StandardArm(ArmBase):
     """Fixed batches."""
 
     loader: Literal["standard"] = Field(description="Loader kind.")
-    fixed_batch_size: Positive = Field(default=1, description="Samples per batch and rank.")
+    fixed_batch_size: BatchSize = Field(
+        default=1,
+        description="Samples per batch and rank; `auto`: the largest that fits this device's memory.",
+    )
 
 
 class LengthGroupedArm(ArmBase):
     """Fixed batches of similar length."""
 
     loader: Literal["length_grouped"] = Field(description="Loader kind.")
-    fixed_batch_size: Positive = Field(default=1, description="Samples per batch and rank.")
+    fixed_batch_size: BatchSize = Field(
+        default=1,
+        description="Samples per batch and rank; `auto`: the largest that fits this device's memory.",
+    )
 
 
 class TokenBudgetArm(ArmBase):

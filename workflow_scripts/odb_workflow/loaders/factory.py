@@ -20,6 +20,7 @@ from .token_budget import budget_duplicates, token_budget_batches
 logger = logging.getLogger(__name__)
 
 LOADER_KINDS = ("odb", "standard", "length_grouped", "token_budget")
+FIXED_BATCH_KINDS = ("standard", "length_grouped")
 
 EpochLoader = Any  # OdbLoader | PlannedBatchLoader; odb is imported only where it is used
 
@@ -70,7 +71,7 @@ def check_loader_settings(settings: LoaderSettings, shortest: int, samples_per_r
         raise UserError(
             f"token budget is {settings.token_budget}; it must be at least 1", where="--token-budget"
         )
-    if settings.kind in ("standard", "length_grouped") and settings.fixed_batch_size < 1:
+    if settings.kind in FIXED_BATCH_KINDS and settings.fixed_batch_size < 1:
         raise UserError(
             f"batch size is {settings.fixed_batch_size}; it must be at least 1", where="--fixed-batch-size"
         )

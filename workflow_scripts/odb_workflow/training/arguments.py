@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ..loaders.factory import LOADER_KINDS, LoaderSettings
+from ..loaders.factory import FIXED_BATCH_KINDS, LOADER_KINDS, LoaderSettings
 from ..runtime.errors import UserError, combine_errors
 from ..tmdb.split import SPLIT_MODES
 
 LOSS_SCALINGS = ("label_tokens", "exact", "approx", "none")
+AUTO = "auto"
 LR_SCHEDULERS = ("cosine", "linear", "constant")
 
 # Keys that cannot change what is learned: leaving one of them out of a fingerprint lets a run be resumed with
@@ -77,7 +78,12 @@ def build_parser() -> argparse.ArgumentParser:
         help="odb emits its groups in reversed order on some ranks (given alone: rank_window_balanced)",
     )
     add("--max-patches", type=int, default=0, help="most image patches in a batch of odb (0: no limit)")
-    add("--fixed-batch-size", type=int, default=1, help="samples in a batch (standard, length_grouped)")
+    add(
+        "--fixed-batch-size",
+        type=_batch_size,
+        default=1,
+        help="samples in a batch (standard, length_grouped); auto: the most that fit this device's memory",
+    )
     add("--padding", choices=("pad", "pack"), default="pad", help="pad rows, or pack samples into one row")
     add("--num-workers", type=int, default=4, help="loader processes of each rank")
     add(
@@ -161,6 +167,10 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _batch_size(text: str) -> int | str:
+    return AUTO if text == AUTO else int(text)
+
+
 def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """Parse and check the command line.
 
@@ -203,7 +213,10 @@ def _faults(args: argparse.Namespace) -> list[tuple[bool, str]]:
             args.loader in ("odb", "token_budget") and args.token_budget < 1,
             f"--token-budget {args.token_budget}: must be at least 1",
         ),
-        (args.fixed_batch_size < 1, f"--fixed-batch-size {args.fixed_batch_size}: must be at least 1"),
+        (
+            args.fixed_batch_size != AUTO and args.fixed_batch_size < 1,
+            f"--fixed-batch-size {args.fixed_batch_size}: must be at least 1",
+        ),
         (args.max_patches < 0, f"--max-patches {args.max_patches}: must be 0 (no limit) or more"),
         (args.max_length < 1, f"--max-length {args.max_length}: must be at least 1"),
         (args.checkpoint_every_samples < 0, "--checkpoint-every-samples: must be 0 (none) or more"),
@@ -212,7 +225,7 @@ def _faults(args: argparse.Namespace) -> list[tuple[bool, str]]:
 
 
 def loader_settings(args: argparse.Namespace) -> LoaderSettings:
-    """The loader's part of the arguments."""
+    """The loader's part of the arguments; a batch size of ``auto`` stands as 1 until it was found."""
     return LoaderSettings(
         kind=args.loader,
         token_budget=args.token_budget,
@@ -222,7 +235,7 @@ def loader_settings(args: argparse.Namespace) -> LoaderSettings:
         no_warmup=args.no_warmup_buffer,
         group_order_flip=args.group_order_flip,
         max_patches=args.max_patches,
-        fixed_batch_size=args.fixed_batch_size,
+        fixed_batch_size=1 if args.fixed_batch_size == AUTO else args.fixed_batch_size,
         padding=args.padding,
         num_workers=args.num_workers,
         prefetch_factor=args.prefetch_factor,
@@ -235,7 +248,7 @@ def training_identity(args: argparse.Namespace) -> dict[str, Any]:
     own = vars(args)
     loader_only = {
         "token_budget": ("odb", "token_budget"),
-        "fixed_batch_size": ("standard", "length_grouped"),
+        "fixed_batch_size": FIXED_BATCH_KINDS,
         "buffer_size": ("odb",),
         "join": ("odb",),
         "no_warmup_buffer": ("odb",),

@@ -44,6 +44,12 @@ class Engine(Protocol):
     def step(self, rate: float) -> torch.Tensor | float:
         """Clip, update with this learning rate, clear; returns the gradient norm before clipping."""
 
+    def rehearse(self, batch: dict[str, Any]) -> None:
+        """Forward and backward of this rank alone; the gradients are thrown away."""
+
+    def pending_bytes(self) -> int:
+        """Bytes on the device that the first steps allocate for good (optimizer states, buckets)."""
+
     def save(self, folder: Path, is_main: bool) -> None:
         """Write weights and optimizer state for a resume; called on all ranks."""
 
@@ -64,6 +70,17 @@ def parameter_groups(parameters: Iterable[torch.nn.Parameter], weight_decay: flo
         {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
     ]
     return [group for group in groups if group["params"]]
+
+
+def _throw_gradients_away(loss: torch.Tensor, parameters: Iterable[torch.nn.Parameter]) -> None:
+    # autograd.grad reaches no parameter's .grad and no hook that would wait for other ranks
+    torch.autograd.grad(loss, list(parameters), allow_unused=True)
+
+
+def _missing_moments(optimizer: torch.optim.Optimizer) -> int:
+    """Bytes of Adam's two moments that are not allocated yet."""
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    return sum(2 * p.numel() * p.element_size() for p in parameters if not optimizer.state.get(p))
 
 
 def _without_buffer_broadcast() -> dict[str, bool]:
@@ -112,6 +129,14 @@ class PlainEngine:
                 loss = self._module(batch)
             self._scaler.scale(loss * factor).backward()
         return loss.detach()
+
+    def rehearse(self, batch: dict[str, Any]) -> None:
+        with self._autocast:
+            loss = self.forward(batch)
+        _throw_gradients_away(loss, self._parameters.values())
+
+    def pending_bytes(self) -> int:
+        return _missing_moments(self.optimizer)
 
     def step(self, rate: float) -> torch.Tensor:
         for name, master in self._masters.items():
@@ -163,7 +188,7 @@ class DeepSpeedEngine:
     """ZeRO stage 0, 1 or 2 through accelerate."""
 
     def __init__(self, forward: torch.nn.Module, accelerator: Any, settings: OptimizerSettings) -> None:
-        self.settings = settings
+        self.forward, self.settings = forward, settings
         self.skipped_steps = 0
         optimizer = torch.optim.AdamW(
             parameter_groups(trainable(forward).values(), settings.weight_decay),
@@ -179,6 +204,16 @@ class DeepSpeedEngine:
         # the engine would divide by the configured accumulation steps; our factor holds the real number
         self._engine.backward(loss * factor, scale_wrt_gas=False)
         return loss.detach()
+
+    def rehearse(self, batch: dict[str, Any]) -> None:
+        _throw_gradients_away(self.forward(batch), trainable(self.forward).values())
+
+    def pending_bytes(self) -> int:
+        zero = self._engine.optimizer
+        elements = getattr(zero, "reduce_bucket_size", 0) * (2 if getattr(zero, "overlap_comm", False) else 1)
+        trained = list(trainable(self.forward).values())
+        bucket = min(elements, 2 * sum(p.numel() for p in trained)) * trained[0].element_size()
+        return bucket + _missing_moments(getattr(zero, "optimizer", zero))
 
     def step(self, rate: float) -> torch.Tensor | float:
         for group in self._engine.optimizer.param_groups:

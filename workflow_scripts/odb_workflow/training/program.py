@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import logging
 import os
 import sys
@@ -18,7 +19,7 @@ from accelerate.utils import set_seed
 from transformers.utils.logging import disable_progress_bar
 
 from ..loaders.collate import Collator
-from ..loaders.factory import check_loader_settings
+from ..loaders.factory import FIXED_BATCH_KINDS, check_loader_settings
 from ..model.compat import check_versions
 from ..model.forward import build_forward
 from ..model.freeze import apply_freezing
@@ -30,7 +31,8 @@ from ..runtime.log import setup_logging
 from ..runtime.provenance import now, provenance
 from . import output
 from .agreement import Ranks
-from .arguments import loader_settings, training_identity
+from .arguments import AUTO, loader_settings, training_identity
+from .batch_size import StepRehearsal, choose_batch_size
 from .data import TrainingData, load_training_data
 from .engines import DeepSpeedEngine, OptimizerSettings, PlainEngine
 from .faults import setup_is_done
@@ -108,25 +110,39 @@ def train(args: argparse.Namespace, code_version: int, process_start: float) -> 
             logger.info("continuing after step %d of an interrupted run", point.state["totals"]["step"])
         if args.log_with:
             accelerator.init_trackers("train", config=_plain(training_identity(args)))
+        collate = Collator.from_config(
+            forward.model.config,
+            pad_token_id(processor),
+            args.padding,
+            pixel_dtype=performance.pixel_dtype(args.precision),
+            host_metadata=forward.switches["mode"] == "fast",
+        )
+        mover = Mover(device, performance.on("pinned_batches", device.type == "cuda"))
+        search = None
+        if args.fixed_batch_size == AUTO and args.loader in FIXED_BATCH_KINDS:
+            if point:
+                search = point.state["batch_size_search"]
+            else:
+                search = choose_batch_size(
+                    StepRehearsal(data, collate, mover, engine),
+                    getattr(forward, "plan", None),
+                    most=-(-len(data.rows) // world_size),
+                    ranks=ranks,
+                )
+            settings = dataclasses.replace(settings, fixed_batch_size=search["size"])
         run = TrainingRun(
             args,
             settings,
             data,
-            Collator.from_config(
-                forward.model.config,
-                pad_token_id(processor),
-                args.padding,
-                pixel_dtype=performance.pixel_dtype(args.precision),
-                host_metadata=forward.switches["mode"] == "fast",
-            ),
+            collate,
             engine,
             ranks,
             stop,
-            Mover(device, performance.on("pinned_batches", device.type == "cuda")),
+            mover,
             fingerprint,
             point,
             log=_tracker(accelerator) if args.log_with else None,
-            after_first_step=getattr(getattr(forward, "plan", None), "optimizer_allocated", None),
+            batch_size_search=search,
         )
         if ranks.is_main:
             output.begin_training(args.output_dir, args.model, args.arm)
@@ -167,6 +183,7 @@ def train(args: argparse.Namespace, code_version: int, process_start: float) -> 
                 },
                 code_version=code_version,
                 over_budget_samples=int((data.lengths > args.token_budget).sum()),
+                batch_size_search=run.batch_size_search,
                 deepspeed_stage=deepspeed["zero_optimization"]["stage"] if deepspeed else None,
             )
             _write_results(args, summary, fingerprint)

@@ -154,7 +154,11 @@ def random_state() -> dict[str, Any]:
 
 def restore_random_state(point: ResumePoint, rank: int) -> None:
     """Set all random generators of this process to a resume point's."""
-    state = torch.load(point.folder / f"random-rank{rank}.pt", weights_only=False)
+    set_random_state(torch.load(point.folder / f"random-rank{rank}.pt", weights_only=False))
+
+
+def set_random_state(state: dict[str, Any]) -> None:
+    """Set all random generators of this process to what ``random_state`` returned."""
     random.setstate(state["python"])
     np.random.set_state(state["numpy"])
     torch.set_rng_state(state["torch"])

@@ -36,6 +36,7 @@ class TrainingRun:
         fingerprint: what a resume point must have equal.
         point: the resume point to continue from, or None.
         log: called with each entry of the step log on rank 0 (trackers).
+        batch_size_search: how ``settings.fixed_batch_size`` was found; a resumed run keeps it.
     """
 
     def __init__(
@@ -51,12 +52,12 @@ class TrainingRun:
         fingerprint: dict[str, Any],
         point: ResumePoint | None,
         log: Callable[[dict[str, Any]], None] | None = None,
-        after_first_step: Callable[[], None] | None = None,
+        batch_size_search: dict[str, Any] | None = None,
     ) -> None:
         self.args, self.settings, self.data, self.collate = args, settings, data, collate
         self.engine, self.ranks, self.stop, self.mover = engine, ranks, stop, mover
         self.fingerprint = fingerprint
-        self._log, self._after_first_step = log, after_first_step
+        self._log, self.batch_size_search = log, batch_size_search
         self.epoch_sizes = epoch_lengths(len(data.rows), args.epochs)
         self.schedule = Schedule(
             peak=args.lr,
@@ -154,8 +155,6 @@ class TrainingRun:
         """Take in a step that was trained on."""
         if self.first_step_time is None:
             self.first_step_time = time.monotonic()
-            if self._after_first_step:
-                self._after_first_step()
         self._emitted.extend(micro.rows for micro in step.micro_batches)
         self.batches_done += len(step.micro_batches)
         self.book.totals.skipped_steps = self.engine.skipped_steps
@@ -189,6 +188,7 @@ class TrainingRun:
             "duplicates": self.duplicates,
             "audits": [asdict(audit) for audit in self.audits],
             "totals": asdict(self.book.totals),
+            "batch_size_search": self.batch_size_search,
         }
         save_resume_point(
             self.args.output_dir, self.fingerprint, state, self._emitted_here(), self.engine, self.ranks

@@ -28,6 +28,7 @@ def training_summary(
     code_version: int,
     over_budget_samples: int,
     deepspeed_stage: int | None,
+    batch_size_search: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """The fields of the summary, ready for JSON. Throughput is over wall-clock training time.
 
@@ -35,6 +36,7 @@ def training_summary(
         ending: ``finished`` or ``max_steps``.
         audit: of ``audit.summarize``.
         trained: which parameters were trained.
+        batch_size_search: how ``--fixed-batch-size auto`` was found (``choose_batch_size``).
         over_budget_samples: samples longer than the token budget, each a batch of its own.
     """
     runtime = totals.runtime_seconds
@@ -60,7 +62,10 @@ def training_summary(
         "split": split,
         "token_budget": args.token_budget if uses_budget else None,
         "buffer_size": args.buffer_size if args.loader == "odb" else None,
-        "fixed_batch_size": None if uses_budget else args.fixed_batch_size,
+        "fixed_batch_size": None
+        if uses_budget
+        else (batch_size_search or {}).get("size", args.fixed_batch_size),
+        "batch_size_search": batch_size_search,
         "over_budget_samples": over_budget_samples if uses_budget else None,
         "padding": args.padding,
         "loss_scaling": args.loss_scaling,
