@@ -54,10 +54,15 @@ def texts_of(data: Path) -> Iterator[str]:
             record = json.loads(line) if line.strip() else {}
             turns = record.get("conversations") or record.get("conversation") or []
             values = [turn.get("value") for turn in turns]
-        except (ValueError, AttributeError):
+        except (ValueError, AttributeError, TypeError, RecursionError):
             # the validation pass lists every broken record; the tokenizer needs only the readable ones
             continue
-        yield from (value.replace("<image>", "") for value in values if isinstance(value, str))
+        # half a surrogate pair is a fault that the validation names; the tokenizer's training cannot take it
+        yield from (
+            value.replace("<image>", "").encode("utf-8", "ignore").decode()
+            for value in values
+            if isinstance(value, str)
+        )
     yield PROMPT_TEXT
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from odb_workflow.model.identity import check_remote_code, hub_model_identity, local_model_identity
 from odb_workflow.runtime.errors import UserError
+from prepare_model import PROMPT_TEXT, texts_of
 
 PROGRAM = Path(__file__).resolve().parents[2] / "workflow_scripts" / "prepare_model.py"
 
@@ -114,3 +115,17 @@ def test_the_program_ends_with_one_message(tmp_path: Path) -> None:
         done = subprocess.run([*command, *more], capture_output=True, text=True)
         assert done.returncode == 1 and message in done.stderr and "Traceback" not in done.stderr
     assert not (tmp_path / "run" / "model.json").exists()
+
+
+def test_broken_records_are_left_to_the_validation(tmp_path: Path) -> None:
+    lines = [
+        '{"conversations": 5}',
+        '{"conversations": [["human", "q"]]}',
+        '{"id": ' + "[" * 100_000,
+        "null",
+        "not json",
+        '{"conversations": [{"from": "gpt", "value": "half \\ud800 pair"}, {"from": "gpt", "value": 7}]}',
+        '{"conversation": [{"from": "human", "value": "<image>what?"}]}',
+    ]
+    (tmp_path / "records.jsonl").write_bytes("\n".join(lines).encode() + b"\n\xff\xfe\n")
+    assert list(texts_of(tmp_path)) == ["half  pair", "what?", PROMPT_TEXT]
