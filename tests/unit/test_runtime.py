@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from odb_workflow.runtime import files
-from odb_workflow.runtime.errors import UserError
+from odb_workflow.runtime.errors import UserError, run_main
 from odb_workflow.runtime.lock import folder_lock
 from odb_workflow.runtime.provenance import without_home
 
@@ -75,3 +76,31 @@ def test_home_and_working_folder_never_appear(monkeypatch: pytest.MonkeyPatch, t
     monkeypatch.setenv("HOME", "/home/someone")
     monkeypatch.chdir(tmp_path)
     assert without_home(f"/home/someone/x {tmp_path}/y") == "~/x ./y"
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "message"),
+    [
+        (UserError("what"), 1, "error: what\n"),
+        (OSError(28, "No space left on device", "/some/file"), 1, "  where: /some/file\n  fix:   free space"),
+        (OSError(28, "No space left on device"), 1, "error: No space left on device\n  fix:   free space"),
+        (OSError(30, "Read-only file system", "/some/file"), 1, "choose a folder that can be written"),
+        (OSError(24, "Too many open files"), 1, "ulimit -n"),
+        (OSError(5, "Input/output error"), 2, ""),
+        (ValueError("a fault of ours"), 2, ""),
+    ],
+)
+def test_how_a_program_ends(
+    error: Exception, status: int, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def main() -> None:
+        raise error
+
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        with pytest.raises(SystemExit) as ended:
+            run_main(main)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert ended.value.code == status
+    assert message in capsys.readouterr().err
