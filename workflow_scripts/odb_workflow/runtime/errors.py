@@ -55,8 +55,8 @@ def _fault_of_machine(error: OSError) -> UserError | None:
 def run_main(main: Callable[[], int | None]) -> None:
     """Run a program's ``main`` and exit: 0 done, 1 a fault of the input, 2 a fault of ours.
 
-    User errors, a full disk and the like are printed without a traceback; anything else is logged with one, so that the
-    rule's log holds it. SIGTERM becomes an exit, so that half-written files are removed.
+    User errors, a full disk and the like are printed without a traceback; anything else is logged with one,
+    so that the rule's log holds it. SIGTERM becomes an exit, so that half-written files are removed.
     """
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
