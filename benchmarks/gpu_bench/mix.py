@@ -7,6 +7,7 @@ sample, 287 of them image tokens, 453 label tokens.
 from __future__ import annotations
 
 import json
+import multiprocessing
 import random
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -151,7 +152,8 @@ def write_tmdb(folder: Path, shapes: Sequence[Shape], words: Sequence[str], seed
     """A TMDB with real JPEG files (smooth random pictures) and made-up sentences, about one word a token."""
     (folder / "images").mkdir(parents=True, exist_ok=True)
     jobs = [(str(folder), number, shape.grid, seed) for number, shape in enumerate(shapes)]
-    with ProcessPoolExecutor(workers) as pool:
+    # forked also below a spawned process, whose children would each import torch anew
+    with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("fork")) as pool:
         names = list(pool.map(_write_picture, jobs, chunksize=32))
     chance = random.Random(seed)
     counts: dict[str, int] = {}

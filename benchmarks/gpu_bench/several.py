@@ -231,7 +231,7 @@ def evaluate(
         [
             *("--checkpoint", str(folder / "model"), "--output-dir", str(output)),
             *("--max-samples", str(items), *data),
-            *(() if cuda else ("--num-workers", "1", "--token-budget", "1024")),
+            *(() if cuda else ("--device", "cpu", "--num-workers", "1", "--token-budget", "1024")),
         ],
         processes=ranks,
         cuda=cuda,

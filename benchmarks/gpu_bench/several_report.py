@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-# bf16 rounds to 2^-9; means over thousands of label tokens lie far closer. float32: sums in another order.
-LAYOUT_TOLERANCES = {"bf16": (3e-4, 1e-2), "fp32": (1e-5, 1e-4)}
+# Loss and gradient norm. bf16 rounds to 2^-9; means over thousands of label tokens lie far closer. float32:
+# on a CPU torch sums the squares of a gradient in float32 (measured 5e-5 off for this size), DeepSpeed does not.
+LAYOUT_TOLERANCES = {"bf16": (3e-4, 1e-2), "fp32": (1e-5, 5e-4)}
 COLUMNS = (
     ("samples/s", "samples_per_second", "9.2f"),
     ("tok/s", "real_tokens_per_second", "8.0f"),
