@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
 import os
 import re
@@ -100,6 +101,8 @@ def _dry_run_child(checkout: Path, command: list[str], environment: dict[str, st
         os.dup2(output, descriptor)
     sys.stdout = sys.__stdout__ = os.fdopen(1, "w", closefd=False, buffering=1)
     sys.stderr = sys.__stderr__ = os.fdopen(2, "w", closefd=False, buffering=1)
+    # Handlers that earlier tests of this process left hold streams that are closed by now.
+    logging.getLogger().handlers.clear()
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(checkout)

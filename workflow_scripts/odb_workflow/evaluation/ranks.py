@@ -116,7 +116,8 @@ def start_ranks(device: str = "auto") -> EvaluationRanks:
     """
     if device == "cuda" and not torch.cuda.is_available():
         raise UserError("no GPU is visible", where="--device cuda", fix="use --device auto or cpu")
-    state = PartialState(cpu=device == "cpu", timeout=TIMEOUT)
+    # Without `cpu` accelerate starts one process of its own on each rank where there is no GPU.
+    state = PartialState(cpu=device == "cpu" or not torch.cuda.is_available(), timeout=TIMEOUT)
     local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE") or state.num_processes)
     if state.device.type == "cuda" and local_world_size > torch.cuda.device_count():
         raise UserError(
