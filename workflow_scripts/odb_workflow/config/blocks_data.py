@@ -7,7 +7,18 @@ from typing import Literal
 
 from pydantic import Field, field_validator
 
-from .base import Block, Count, Folder, Fraction, Number, OptionalText, Positive, Text, TextList
+from .base import (
+    Block,
+    Count,
+    Folder,
+    Fraction,
+    Number,
+    OptionalFolder,
+    OptionalText,
+    Positive,
+    Text,
+    TextList,
+)
 
 # In https a user alone may be a token; in ssh it is only a name.
 _PASSWORD = re.compile(r"^https?://[^/@\s]+@|://[^/@\s]*:[^/@\s]*@")
@@ -61,7 +72,10 @@ class Builder(Block):
 class Data(Block):
     """The TMDB on disk and what happens to bad records."""
 
-    dir: Folder = Field(description="Folder of the TMDB.")
+    dir: OptionalFolder = Field(
+        default=None, description="Folder of the TMDB; null: `data/<run>-tmdb`, one for each run."
+        description="Folder of the TMDB; null: `data/<run>-tmdb`, so that runs do not share one.",
+    )
     source_dir: OptionalText = Field(
         default=None,
         description="Copy the TMDB from here to `local_dir` before training (slow shared disks).",

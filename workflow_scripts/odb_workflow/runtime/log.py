@@ -16,5 +16,5 @@ def setup_logging(level: str = "INFO", *, rank: int = 0) -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level if rank == 0 else "WARNING")
-    for noisy in ("urllib3", "filelock", "fsspec", "matplotlib", "PIL", "datasets"):
+    for noisy in ("urllib3", "filelock", "fsspec", "matplotlib", "PIL", "datasets", "odb"):
         logging.getLogger(noisy).setLevel("WARNING")

@@ -25,6 +25,7 @@ from ..model.forward import build_forward
 from ..model.freeze import apply_freezing
 from ..model.load import DTYPES, check_model_path, load_model, load_processor, pad_token_id
 from ..model.performance import PerformanceSettings
+from ..runtime.errors import UserError
 from ..runtime.files import atomic_write_json
 from ..runtime.lock import folder_lock
 from ..runtime.log import setup_logging
@@ -149,6 +150,13 @@ def train(args: argparse.Namespace, code_version: int, process_start: float) -> 
         try:
             ending = train_epochs(run)
             audit = run.finish(ending)
+        except RuntimeError as error:
+            if not stop.wanted:
+                raise
+            # the signal also reached the loader's processes; their end is no fault of its own
+            raise UserError(
+                "stopped by a signal; the same command continues from the last resume point"
+            ) from error
         finally:
             run.close()
             if args.log_with:

@@ -55,13 +55,14 @@ class Lifecycle:
             ["config.yaml", *self.loaded.presets, *[s for s in set_by if s not in self.loaded.presets]]
         )
         training = config.training
+        samples = f"at most {config.split.train_size}" if config.split.train_size else "all"
         return "\n".join(
             [
                 f"run       {config.run}  ({self.paths.output}, {self.paths.results}, {self.paths.logs})",
                 f"model     {config.model.path}",
-                f"data      {config.data.dir}  (builder: {config.builder.kind})",
+                f"data      {self.paths.data}  (builder: {config.builder.kind})",
                 f"arms      {arms}{seeds}",
-                f"training  {config.split.train_size or 'all'} samples x {training.epochs:g} epochs, lr "
+                f"training  {samples} samples x {training.epochs:g} epochs, lr "
                 f"{training.lr:g}, "
                 f"{training.precision}, {training.num_machines} x {training.num_processes} process(es) on "
                 f"{config.device}",

@@ -12,7 +12,6 @@ from ..config.schema import BASELINE, Config
 
 VALLOSS_DIR = "eval_out_accelerate_valloss"
 MMMU_DIR = "mmmu_mc_likelihood_accelerate"
-EMBEDDED_BENCHMARK = "data/embedded-mmmu"
 
 
 def literal(path: str) -> str:
@@ -44,7 +43,7 @@ class Paths:
     @property
     def data(self) -> str:
         """Folder of the TMDB."""
-        return self.config.data.dir.rstrip("/")
+        return (self.config.data.dir or f"data/{self.config.run}-tmdb").rstrip("/")
 
     @property
     def clone_record(self) -> str:
@@ -65,7 +64,7 @@ class Paths:
     def benchmark(self) -> str:
         """MMMU data set as the evaluation program takes it."""
         dataset = self.config.evaluation.mmmu.dataset
-        return EMBEDDED_BENCHMARK if dataset == "embedded" else dataset
+        return f"data/{self.config.run}-mmmu" if dataset == "embedded" else dataset
 
     def seed_part(self, seed: int | None) -> str:
         """``seed-N/`` where there are several seeds, else nothing."""

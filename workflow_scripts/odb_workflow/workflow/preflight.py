@@ -13,6 +13,7 @@ from ..runtime.errors import UserError, combine_errors
 from ..tmdb.builders.program import foreign_folder_fault
 from .flags import find_file
 from .gpus import visible_devices
+from .paths import Paths
 from .ports import choose_port
 
 TORCH_FROM, TORCH_BELOW = (2, 9), (2, 15)
@@ -98,7 +99,7 @@ def file_faults(config: Config, checkout: Path) -> list[str]:
         and not find_file(config.training.deepspeed_config, checkout).is_file()
     ):
         faults.append(f"training.deepspeed_config {config.training.deepspeed_config!r} does not exist")
-    builder = config.builder
+    builder, data = config.builder, Paths(config).data
     if (
         builder.kind in {"hub", "json"}
         and builder.sources
@@ -107,9 +108,9 @@ def file_faults(config: Config, checkout: Path) -> list[str]:
         faults.append(f"builder.sources {builder.sources!r} does not exist")
     if builder.kind == "existing":
         for name in ("metadata.json", "records.jsonl"):
-            if not (Path(config.data.dir) / name).is_file():
-                faults.append(f"builder.kind is existing, but data.dir {config.data.dir!r} has no {name}")
-    elif fault := foreign_folder_fault(Path(config.data.dir)):
+            if not (Path(data) / name).is_file():
+                faults.append(f"builder.kind is existing, but data.dir {data!r} has no {name}")
+    elif fault := foreign_folder_fault(Path(data)):
         # Snakemake deletes a rule's old outputs before the job that could refuse.
         faults.append(fault)
     return faults
