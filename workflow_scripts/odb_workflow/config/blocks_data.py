@@ -74,7 +74,6 @@ class Data(Block):
 
     dir: OptionalFolder = Field(
         default=None, description="Folder of the TMDB; null: `data/<run>-tmdb`, one for each run."
-        description="Folder of the TMDB; null: `data/<run>-tmdb`, so that runs do not share one.",
     )
     source_dir: OptionalText = Field(
         default=None,
