@@ -1,4 +1,4 @@
-"""Every run has folders of its own, data included, so that one run never takes the place of another's data."""
+"""Every run has folders of its own, data included: one run never takes the place of the data of another."""
 
 from __future__ import annotations
 
