@@ -31,7 +31,7 @@ resources:
 HOLDING = """
 import os as _os, time as _time
 _start = _time.time()
-_time.sleep(4)
+_time.sleep(10)
 write(out / "device.json", {"node": _os.environ.get("SLURMD_NODENAME"),
     "gpu": _os.environ.get("CUDA_VISIBLE_DEVICES"), "from": _start, "to": _time.time()})
 """
