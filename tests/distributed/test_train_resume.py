@@ -126,6 +126,23 @@ def test_no_process_outlives_its_launcher(given: TrainingInput, tmp_path: Path) 
         process.stderr.close()
 
 
+def test_a_stop_of_the_whole_job_keeps_a_resume_point(given: TrainingInput, tmp_path: Path) -> None:
+    """As the rules start it: Ctrl-C becomes SIGTERM to every process of the job's group."""
+    out, launch = tmp_path / "job", str(PROGRAM.parent / "launch.py")
+    launcher = [launch, "--processes", "1", "--gpus", "0", "--threads", "1", "--"]
+    process = launched(given, out, launcher, ODB + " --epochs 20")
+    log = out / "step_log.jsonl"
+    assert soon(lambda: log.exists() and log.read_text().count("\n") > 3, 120), process.poll()
+    process.send_signal(SIGINT)
+    told = process.communicate(timeout=60)[1]
+    assert process.returncode == 143, told
+    assert "the same command continues" in told and "killed by signal" not in told
+    kept = json.loads((out / "resume" / "latest.json").read_text())
+    assert kept
+    assert log.read_text().count("\n") > 3
+    assert soon(lambda: not processes_of(out)), processes_of(out)
+
+
 def test_a_finished_arm_is_trained_anew(given: TrainingInput, tmp_path: Path) -> None:
     """Old weights and evaluations go before the first step of a new training."""
     out = tmp_path / "standard"

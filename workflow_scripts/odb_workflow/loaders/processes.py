@@ -23,13 +23,16 @@ def die_with_parent(signal_number: int = signal.SIGKILL) -> None:
 
 
 class GuardedProcess(multiprocessing.context.ForkProcess):
-    """A forked process that ends with its parent and leaves Ctrl-C to it."""
+    """A forked process that ends with its parent and leaves signals to the job to it."""
 
     def run(self) -> None:
         parent = os.getppid()
         die_with_parent()
         if os.getppid() != parent:  # the parent died between fork and prctl
             sys.exit(1)
+        # A group of its own: a stop sent to the whole job is for the training process, which still needs
+        # its loader until the resume point is written; torch would take the loader's end for a crash.
+        os.setpgid(0, 0)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         super().run()
