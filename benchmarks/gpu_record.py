@@ -136,6 +136,7 @@ def step_variants(bench: Bench) -> list[tuple[str, list[list[int]], str, dict[st
     n_small, n_large, n_one, n_eight = (4, 3, 6, 4) if bench.tiny else (22, 10, 64, 30)
     off = bench.compiled | {"checkpointing": "off"}
     full = bench.compiled | {"checkpointing": "on"}
+    rounded = off | {"eager_rounding": True}
     eager = {"compile_layers": False}  # keeps about twice the bytes: checkpointing chooses by itself
     return [
         (f"ODB {small:,} padded, ours", bench.odb(small, n_small), "pad", off, 2, 40),
@@ -143,6 +144,7 @@ def step_variants(bench: Bench) -> list[tuple[str, list[list[int]], str, dict[st
         (f"ODB {large:,} packed, ours", bench.odb(large, n_large), "pack", off, 2, 35),
         (f"ODB {large:,} padded, ours", bench.odb(large, n_large), "pad", off, 2, 30),
         (f"ODB {large:,} packed, full checkpointing, ours", bench.odb(large, n_large), "pack", full, 2, 40),
+        (f"ODB {large:,} packed, eager rounding, ours", bench.odb(large, n_large), "pack", rounded, 2, 40),
         ("fixed 1 padded, ours", bench.fixed(1, n_one), "pad", off, 4, 25),
         ("fixed 1 packed, ours", bench.fixed(1, n_one), "pack", off, 4, 20),
         ("fixed 8 padded, ours", bench.fixed(8, n_eight), "pad", off, 3, 25),

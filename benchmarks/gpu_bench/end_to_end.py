@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import subprocess
 import sys
 import time
@@ -19,6 +20,10 @@ from .mix import describe, draw_shapes, write_tmdb
 from .recorder import free_memory
 
 logger = logging.getLogger(__name__)
+
+WORKERS = 12
+PREFETCH = 192
+"""Samples each worker prepares ahead: two buffers of 1,024 together, as odb needs to keep the GPU fed."""
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "workflow_scripts"
 
@@ -59,8 +64,10 @@ def runs(tiny: bool) -> list[Run]:
             ),
             Run("end to end, fixed 1, plain", (*fixed_flags("1"), *plain, *limited, "12"), 1, 4, 90),
         ]
+    full = ("--performance", '{"compile_layers": true, "checkpointing": "on"}', "--optimizer-states", "16bit")
     return [
-        Run("end to end, ODB 49,152 packed, ours", odb_flags("49152", "pack") + auto, 10, 10, 175),
+        Run("end to end, ODB 49,152 packed, ours", odb_flags("49152", "pack") + auto, 10, 10, 165),
+        Run("end to end, ODB 49,152 packed, checkpointed", odb_flags("49152", "pack") + full, 10, 10, 175),
         Run("end to end, ODB 12,288 padded, ours", odb_flags("12288", "pad") + ours, 20, 40, 175),
         Run("end to end, fixed 1, plain", (*fixed_flags("1"), *plain, *limited, "90"), 1, 20, 90),
         Run(
@@ -80,7 +87,7 @@ def runs(tiny: bool) -> list[Run]:
     ]
 
 
-def odb_flags(budget: str, padding: str, prefetch: int = 128) -> tuple[str, ...]:
+def odb_flags(budget: str, padding: str, prefetch: int = PREFETCH) -> tuple[str, ...]:
     """Flags of a training with ODB."""
     return (
         *("--loader", "odb", "--token-budget", budget, "--padding", padding),
@@ -137,7 +144,7 @@ def train(folder: Path, run: Run, device: torch.device, timeout: float, tiny: bo
         *("--arm", "bench", "--data", str(folder / "tmdb"), "--validation", str(folder / "validation")),
         *("--model", str(folder / "model"), "--output-dir", str(output), "--val-size", "16"),
         *("--lr", "1e-7", "--save-final-model", "0", "--checkpoint-every-minutes", "0"),
-        *("--logging-steps", str(run.logging_steps), "--num-workers", "2" if tiny else "12"),
+        *("--logging-steps", str(run.logging_steps), "--num-workers", "2" if tiny else str(WORKERS)),
         *run.flags,
         *(("--cpu", "--precision", "fp32", "--buffer-size", "32") if device.type == "cpu" else ()),
     ]
@@ -145,6 +152,7 @@ def train(folder: Path, run: Run, device: torch.device, timeout: float, tiny: bo
     summary = json.loads((output / "train_summary_bench.json").read_text())
     lines = [json.loads(line) for line in (output / "step_log.jsonl").read_text().splitlines()]
     return settled(lines, run.settle_steps, run.logging_steps) | {
+        "recompiled_because": recompiled_because((output / "log.txt").read_text(errors="replace")),
         "peak_gb": (summary["peak_memory_bytes_gpu"] or 0) / 1e9,
         "loss": lines[-1]["loss"],
         "startup_seconds": summary["startup_seconds"],
@@ -165,6 +173,7 @@ def settled(lines: list[dict[str, Any]], settle_steps: int, logging_steps: int) 
     seconds = counted[-1]["elapsed_seconds"] - lines[first]["elapsed_seconds"]
     real = sum(line["real_tokens"] for line in counted)
     padded = sum(line["padded_tokens"] for line in counted)
+    compiling = sum(line["compile_ms"] for line in counted) / 1e3
     return {
         "steps": len(counted),
         "seconds": seconds,
@@ -173,11 +182,21 @@ def settled(lines: list[dict[str, Any]], settle_steps: int, logging_steps: int) 
         "real_tokens_per_second": real / seconds,
         "padding_ratio": padded / (real + padded),
         "data_wait_share": sum(line["data_wait_ms"] for line in counted) / 1e3 / seconds,
+        "compile_seconds": compiling,
+        "real_tokens_per_second_without_compiling": real / (seconds - compiling),
+        "compiling_steps": [line["step"] for line in counted if line["compile_ms"] > 0],
     }
+
+
+def recompiled_because(log: str) -> list[str]:
+    """The failed guards that torch names under ``TORCH_LOGS=recompiles``, each once."""
+    found = re.findall(r"^.*?- (\d+/\d+: .*)$", log, re.MULTILINE)
+    return list(dict.fromkeys(reason[:300] for reason in found))[:40]
 
 
 def _call(command: list[str], log: Path, timeout: float, device: torch.device) -> None:
     environment = dict(os.environ, PYTHONUNBUFFERED="1", TOKENIZERS_PARALLELISM="false", HF_HUB_OFFLINE="1")
+    environment.setdefault("TORCH_LOGS", "recompiles")
     if device.type == "cpu":
         environment["CUDA_VISIBLE_DEVICES"] = ""
     with log.open("w") as file:

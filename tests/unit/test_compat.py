@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -163,3 +165,14 @@ def test_checkpoint_plan_follows_memory(monkeypatch: pytest.MonkeyPatch) -> None
     plan.measured(fitting, 0, fitting * per_token // 2)
     assert plan(2 * fitting - 2) == frozenset()
     assert plan.describe() == "auto (up to 4 of 4 layers)"
+
+
+def test_compile_seconds_counts_forward_and_backward(monkeypatch: pytest.MonkeyPatch) -> None:
+    spent = {"entire_frame_compile": 2_000_000_000, "entire_backward_compile": 500_000_000, "code_gen": 9}
+    monkeypatch.setitem(sys.modules, "torch._dynamo.utils", SimpleNamespace(cumulative_time_spent_ns=spent))
+    assert compat.compile_seconds() == 2.5
+
+
+def test_compile_seconds_is_zero_where_nothing_can_have_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "torch._dynamo.utils", raising=False)
+    assert compat.compile_seconds() == 0.0

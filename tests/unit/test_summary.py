@@ -97,7 +97,14 @@ def test_totals_are_means_over_label_tokens() -> None:
         "lr",
         "grad_norm",
     }
-    wanted |= {"step_ms", "data_wait_ms", "peak_memory_bytes", "elapsed_seconds", "micro_batch_sizes"}
+    wanted |= {
+        "step_ms",
+        "data_wait_ms",
+        "compile_ms",
+        "peak_memory_bytes",
+        "elapsed_seconds",
+        "micro_batch_sizes",
+    }
     assert wanted <= written[0].keys()
 
 

@@ -51,6 +51,11 @@ class Training(Block):
     precision: Literal["bf16", "fp16", "fp32"] = Field(
         default="bf16", description="Number format of training."
     )
+    optimizer_states: Literal["float32", "16bit"] = Field(
+        default="float32",
+        description="bf16 without DeepSpeed: `float32` keeps a float32 copy of the weights; `16bit` updates "
+        "the weights themselves: 12 bytes per parameter less, rounded updates.",
+    )
     deepspeed_config: Annotated[OptionalText, BeforeValidator(_deepspeed)] = Field(
         default=None, description="DeepSpeed JSON file; null: without DeepSpeed."
     )

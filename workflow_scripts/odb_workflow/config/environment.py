@@ -39,6 +39,7 @@ VARIABLES: dict[str, str] = {
     "ODB_MM_MIX_WEIGHT_DECAY": "training.weight_decay",
     "ODB_MM_MIX_GRADIENT_ACCUMULATION_STEPS": "training.gradient_accumulation_steps",
     "ODB_MM_MIX_PRECISION": "training.precision",
+    "ODB_MM_MIX_OPTIMIZER_STATES": "training.optimizer_states",
     "ODB_MM_MIX_NUM_MACHINES": "training.num_machines",
     "ODB_MM_MIX_CHECKPOINT_EVERY_SAMPLES": "training.checkpoint_every_samples",
     "ODB_MM_MIX_CHECKPOINT_EVERY_MINUTES": "training.checkpoint_every_minutes",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -155,6 +156,13 @@ def compile_layer(layer: torch.nn.Module, eager_rounding: bool) -> None:
     """
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, RECOMPILE_LIMIT)
     layer.compile(dynamic=True, options={"emulate_precision_casts": True} if eager_rounding else None)
+
+
+def compile_seconds() -> float:
+    """Seconds that this process has spent compiling, forward and backward (torch counts them privately)."""
+    compiler = sys.modules.get("torch._dynamo.utils")  # importing it takes seconds, and nothing may compile
+    spent = getattr(compiler, "cumulative_time_spent_ns", {})
+    return sum(spent.get(f"entire_{phase}_compile", 0) for phase in ("frame", "backward")) / 1e9
 
 
 def set_checkpointing(model: torch.nn.Module, enabled: bool) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from ..model import compat
 from .agreement import AllRanksError, Ranks
 from .steps import Step
 
@@ -31,6 +32,7 @@ class Totals:
     label_tokens: int = 0
     loss_sum: float = 0.0
     data_wait_seconds: float = 0.0
+    compile_seconds: float = 0.0
     runtime_seconds: float = 0.0
     skipped_steps: int = 0
     over_budget_batches: int = 0
@@ -95,6 +97,7 @@ class StepBook:
     _pending: list[_Pending] = field(default_factory=list)
     _started: float = field(default_factory=time.perf_counter)
     _last: float = field(default_factory=time.perf_counter)
+    _compiled_before: float = field(default_factory=compat.compile_seconds)
     _runtime_before: float = 0.0
 
     def start_clock(self) -> None:
@@ -118,6 +121,9 @@ class StepBook:
         totals.padded_tokens += counts.padded_tokens
         totals.label_tokens += counts.label_tokens
         totals.data_wait_seconds += step.data_wait_seconds
+        compiled = compat.compile_seconds()
+        compiling, self._compiled_before = compiled - self._compiled_before, compiled
+        totals.compile_seconds += compiling
         entry = {
             "step": totals.step,
             "epoch": epoch,
@@ -129,6 +135,7 @@ class StepBook:
             "lr": rate,
             "step_ms": (now - self._last) * 1e3,
             "data_wait_ms": step.data_wait_seconds * 1e3,
+            "compile_ms": compiling * 1e3,
             "peak_memory_bytes": peak_memory_bytes(self.device),
             "elapsed_seconds": self.runtime(),
             "micro_batch_sizes": [len(micro.rows) for micro in step.micro_batches],

@@ -56,6 +56,7 @@ def training_summary(
         "runtime_seconds": runtime,
         "startup_seconds": startup_seconds,
         "data_wait_seconds": totals.data_wait_seconds,
+        "compile_seconds": totals.compile_seconds,
         "train_loss": totals.mean_loss,
         "world_size": world_size,
         "epochs": args.epochs,

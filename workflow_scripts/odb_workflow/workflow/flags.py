@@ -156,6 +156,8 @@ def training_flags(config: Config, name: str, seed: int) -> Flags:
     flags += split_flags(config) + sample_flags(config)
     for key in shared:
         flags += flag(key, getattr(training, key))
+    if training.optimizer_states != "float32":
+        flags += flag("optimizer_states", training.optimizer_states)
     return [*flags, *flag("seed", seed), *flag("attn_implementation", config.model.attn_implementation)]
 
 
