@@ -89,8 +89,10 @@ def test_draft_only_where_it_hardly_changes_the_result() -> None:
 
 def test_orientation_that_makes_no_sense_is_ignored() -> None:
     exif = Image.Exif()
-    exif[0x0112] = 77
-    assert read_image(encode(quarters(), "JPEG", exif=exif)).size == (64, 32)
+    for orientation in (0, 9, 77):
+        exif[0x0112] = orientation
+        loaded = read_image(encode(quarters(), "JPEG", exif=exif))
+        assert loaded.size == (64, 32) and loaded.notes == ()
     assert read_image(encode(quarters(), "JPEG", exif=b"Exif\0\0broken")).size == (64, 32)
 
 

@@ -227,6 +227,46 @@ def test_never_without_a_label_token(processor, folder: Path) -> None:
     assert int((SampleProcessor(processor, first + 1, folder)(record, 0)["labels"] != -100).sum()) == 1
 
 
+@pytest.mark.parametrize("generic", [False, True])
+def test_an_enormous_text_is_cut_as_if_it_were_tokenized_whole(
+    processor, folder: Path, generic: bool
+) -> None:
+    text = " ".join(f"w{number}é, 世界\n{number * 7919}" for number in range(2000))
+    record = make(("user", "<image>q"), ("assistant", text), ("user", "and"), ("assistant", "b"))
+    record = make(*((turn.role, turn.text) for turn in record.turns), images=("a.png",))
+    for limit in (40, 41, 42, 43, 500):
+        whole, head = (SampleProcessor(processor, limit, folder) for _ in range(2))
+        head._head_characters = 8000
+        if generic:
+            head.vision = head._patches = None
+        ours, theirs = head(record, 0), whole(record, 0)
+        assert len(ours["input_ids"]) == limit
+        for key in ("input_ids", "labels", "mm_token_type_ids", "attention_mask"):
+            assert torch.equal(ours[key], theirs[key])
+
+
+def test_ten_megabytes_in_one_answer_are_not_tokenized(processor, folder: Path, monkeypatch) -> None:
+    samples = SampleProcessor(processor, 64, folder)
+    tokenized: list[int] = []
+    tokenize = samples._tokenize
+    monkeypatch.setattr(samples, "_tokenize", lambda text: tokenized.append(len(text)) or tokenize(text))
+    long = "one two three " * 750_000
+    sample = samples(make(("user", "q"), ("assistant", long)), 0)
+    short = samples(make(("user", "q"), ("assistant", long[:3000])), 0)
+    assert torch.equal(sample["input_ids"], short["input_ids"]) and len(sample["input_ids"]) == 64
+    assert torch.equal(sample["labels"], short["labels"])
+    assert max(tokenized) <= 300_000
+    late = make(
+        ("user", "q"), ("assistant", long), ("user", "<image>"), ("assistant", "b"), images=("a.png",)
+    )
+    with pytest.raises(BadRecord, match="reach into an image"):
+        samples(late, 0)
+    with pytest.raises(BadRecord, match=r"over_length.*leave no label token"):
+        samples(make(("user", long), ("assistant", "b")), 0)
+    with pytest.raises(BadRecord, match=r"over_length.*without a space to cut at"):
+        samples(make(("user", "q"), ("assistant", "x" * 300_000)), 0)
+
+
 def test_max_length_must_make_sense(processor, folder: Path) -> None:
     with pytest.raises(UserError, match="max_length"):
         SampleProcessor(processor, 1, folder)

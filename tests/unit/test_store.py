@@ -157,6 +157,15 @@ def test_opening_many_records_is_small(tmp_path: Path) -> None:
     assert peak < 16 << 20  # two numbers a record and their check
 
 
+@pytest.mark.parametrize("make", [os.mkdir, os.mkfifo])
+def test_records_that_are_no_regular_file(tmp_path: Path, make) -> None:
+    folder = write_tmdb(tmp_path / "d", [record(0)])
+    (folder / "records.jsonl").unlink()
+    make(folder / "records.jsonl")
+    with pytest.raises(UserError, match=r"records\.jsonl is not a regular file"):
+        RecordStore(folder)
+
+
 def test_file_that_shrinks_while_open(tmp_path: Path) -> None:
     folder = write_tmdb(tmp_path / "d", [record(0), record(1)])
     store = RecordStore(folder)

@@ -6,12 +6,14 @@ tokens always.
 Length rule (``max_length``): a sample that is longer is cut at its end, but only where the part cut off is
 text alone and at least one label token stays; otherwise the whole record is refused (``over_length``).
 Vision tokens are never cut. The same rule holds for training, validation loss and the measured lengths.
+Of a text that no ``max_length`` tokens can hold only the head is tokenized, with the same result.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +25,7 @@ import torch
 from ..runtime.errors import UserError
 from ..tmdb.images import BadImage, LoadedImage, Size, read_bytes, read_image, resolve_image_path
 from ..tmdb.records import BadRecord, Record
-from .template import TemplateRenderer
+from .template import Rendered, TemplateRenderer
 from .vision import PatchMaker, VisionSettings
 
 logger = logging.getLogger(__name__)
@@ -31,6 +33,12 @@ logger = logging.getLogger(__name__)
 IGNORE_INDEX = -100
 #: odb reads this key of a sample for its ``max_patches`` limit.
 PATCHES_KEY = "odb_n_patches"
+
+#: Texts up to this many characters are always tokenized whole.
+_WHOLE_CHARACTERS = 1 << 18
+_SLACK_CHARACTERS = 1 << 12
+#: Every tokenizer begins a token at the space: what follows has no say in the tokens before it.
+_BOUNDARY = re.compile(r"[^\W_] [^\W_]")
 
 Sample = dict[str, Any]
 
@@ -110,6 +118,9 @@ class SampleProcessor:
         if not self.renderer.image_token:
             raise UserError("the model's processor names no image_token: it takes no images")
         self._backend = tokenizer.backend_tokenizer
+        # No token stands for more characters than it has, so a longer head has max_length tokens for certain.
+        longest = max(map(len, tokenizer.get_vocab()))
+        self._head_characters = max(_WHOLE_CHARACTERS, longest * self.max_length + _SLACK_CHARACTERS)
         self.image_token_id = int(tokenizer.convert_tokens_to_ids(self.renderer.image_token))
         self._is_vision = self._vision_table(tokenizer)
         settings = VisionSettings.of(getattr(processor, "image_processor", None))
@@ -157,10 +168,17 @@ class SampleProcessor:
         def bad(reason: str, detail: str) -> BadRecord:
             return BadRecord(reason, record_id=record.id, row=row, detail=detail)
 
-        rendered = self.renderer.render(record, row, check=self.check_template)
+        whole = self.renderer.render(record, row, check=self.check_template)
+        rendered = self._head(whole, bad)
+        is_whole = len(rendered.text) == len(whole.text)
         encoding = self._tokenize(rendered.text)
         ids = np.array(encoding.ids, dtype=np.int64)
         offsets = np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2)
+        if not is_whole:
+            # The head's last tokens may differ from those of the whole text: they must lie behind a boundary.
+            kept = int(offsets[self.max_length - 1, 1]) if len(ids) >= self.max_length else len(whole.text)
+            if not _BOUNDARY.search(rendered.text, kept):
+                raise bad("over_length", f"{len(whole.text)} characters without a space to cut at")
         is_image = ids == self.image_token_id
         if int(is_image.sum()) != len(image_tokens):
             raise bad(
@@ -176,7 +194,18 @@ class SampleProcessor:
             repeats = np.ones(len(ids), dtype=np.int64)
             repeats[is_image] = image_tokens
             ids, labels, is_image = (np.repeat(values, repeats) for values in (ids, labels, is_image))
-        return self._fit(Encoded(ids, labels, is_image, 0), bad)
+        return self._fit(Encoded(ids, labels, is_image, 0), bad, is_whole)
+
+    def _head(self, rendered: Rendered, bad: Callable[[str, str], BadRecord]) -> Rendered:
+        """What of a rendered text is tokenized: all of it, or of an enormous one the head that decides."""
+        text, end = rendered.text, self._head_characters
+        if len(text) <= end:
+            return rendered
+        if self.renderer.image_token in text[end - len(self.renderer.image_token) + 1 :]:
+            detail = f"{len(text)} characters, max_length is {self.max_length} tokens"
+            raise bad("over_length", f"{detail}; cutting would reach into an image")
+        spans = tuple((start, min(stop, end)) for start, stop in rendered.spans if start < end)
+        return Rendered(text[:end], spans)
 
     def _tokenize(self, text: str) -> Any:
         backend = self._backend
@@ -187,11 +216,12 @@ class SampleProcessor:
             backend.no_padding()
         return backend.encode(text)
 
-    def _fit(self, encoded: Encoded, bad: Callable[[str, str], BadRecord]) -> Encoded:
+    def _fit(self, encoded: Encoded, bad: Callable[[str, str], BadRecord], is_whole: bool) -> Encoded:
         """Apply the length rule of the module."""
         length, limit = len(encoded.input_ids), self.max_length
         if length > limit:
-            detail = f"{length} tokens ({int(encoded.is_image.sum())} of images), max_length is {limit}"
+            more = "" if is_whole else "more than "
+            detail = f"{more}{length} tokens ({int(encoded.is_image.sum())} of images), max_length is {limit}"
             if self._is_vision[encoded.input_ids[limit:]].any():
                 raise bad("over_length", f"{detail}; cutting would reach into an image")
             encoded = Encoded(
@@ -272,6 +302,9 @@ class SampleProcessor:
     def _generic(self, record: Record, row: int, images: list[LoadedImage]) -> Sample:
         """Through the processor as it is; labels by its own token offsets."""
         rendered = self.renderer.render(record, row, check=self.check_template)
+        rendered = self._head(
+            rendered, lambda reason, detail: BadRecord(reason, record_id=record.id, row=row, detail=detail)
+        )
         try:
             pictures = [loaded.image for loaded in images] or None
             output = self.processor(text=[rendered.text], images=pictures, return_tensors="pt")

@@ -41,6 +41,7 @@ Image.init()
 FORMATS = tuple(name for name in _WANTED if name in Image.ID)
 _ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")  # http:, file:, data:, C:
 _ORIENTATION = 0x0112
+_TURNING = (2, 3, 4, 5, 6, 7, 8)  # 1 is upright; what the standard does not define turns nothing
 _SWAPPING = (5, 6, 7, 8)
 _WHITE = (255, 255, 255)
 #: A draft is at least this many times the size asked for, as in Pillow's ``thumbnail``: after the resize its
@@ -216,7 +217,7 @@ def _finish(image: Image.Image, notes: list[str], full: Size | None = None) -> L
 
 
 def _apply_orientation(image: Image.Image, notes: list[str]) -> Image.Image:
-    if _orientation(image) in (1, 0):
+    if _orientation(image) not in _TURNING:
         return image
     turned = ImageOps.exif_transpose(image)
     notes.append("exif_orientation")

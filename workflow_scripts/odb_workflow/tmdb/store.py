@@ -12,6 +12,7 @@ import itertools
 import json
 import logging
 import os
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -94,9 +95,16 @@ class RecordStore:
             )
         self.metadata: dict[str, Any] = read_json(metadata_path)
         try:
-            self._descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+            # without O_NONBLOCK a pipe would be waited for
+            self._descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         except OSError as error:
             raise UserError(f"cannot open the records: {error.strerror}", where=str(self.path)) from error
+        if not stat.S_ISREG(os.fstat(self._descriptor).st_mode):
+            raise UserError(
+                f"{RECORDS_NAME} is not a regular file",
+                where=str(self.path),
+                fix="put a file with one record a line there",
+            )
         self._load_index()
         declared = self.metadata.get("num_records") if isinstance(self.metadata, dict) else None
         if declared != len(self):
