@@ -7,8 +7,11 @@ The folder appears whole or not at all, and takes the place of nothing but an ea
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 from odb_workflow.runtime.errors import UserError, run_main
@@ -72,6 +75,19 @@ def build(options: argparse.Namespace, folder: Path) -> None:
     build_from(options.sources, folder)
 
 
+@contextlib.contextmanager
+def user_names(folder: Path, output: Path) -> Iterator[None]:
+    """Errors name the folder that the user knows in place of the one that is gone after a failed build."""
+    shown = f"{output} (the new build, removed; what stood there is unchanged)"
+    try:
+        yield
+    except UserError as error:
+        what, where = (text and text.replace(str(folder), str(output)) for text in (error.what, error.where))
+        if error.where and error.where.startswith(str(folder)):
+            where = shown.replace(str(output), str(where), 1)
+        raise UserError(what, where=where, fix=error.fix) from error
+
+
 def remove_leftovers(output: Path) -> None:
     """Delete what killed builds of the same output left; the lock says that none is running."""
     for pattern in (f".{output.name}.*.part", f".{output.name}.*.old"):
@@ -84,18 +100,19 @@ def main() -> None:
     setup_logging()
     if fault := foreign_folder_fault(options.output):
         raise UserError(fault)
-    options.output.parent.mkdir(parents=True, exist_ok=True)
-    with folder_lock(options.output.parent / f".{options.output.name}.build", "a build of the TMDB"):
-        remove_leftovers(options.output)
+    output = Path(os.path.realpath(options.output))  # a link stays, the folder behind it is replaced
+    output.parent.mkdir(parents=True, exist_ok=True)
+    with folder_lock(output.parent / f".{output.name}.build", "a build of the TMDB"):
+        remove_leftovers(output)
         try:
-            with atomic_directory(options.output) as folder:
+            with atomic_directory(output) as folder, user_names(folder, options.output):
                 build(options, folder)
                 metadata = check_contract(folder)
                 (folder / BUILT_MARKER).write_text(
                     "the next build takes the place of this folder\n", encoding="utf-8"
                 )
         except OSError as error:
-            raise no_space(error, options.output.parent) from error
+            raise no_space(error, output.parent) from error
     print(f"{metadata['num_records']} records in {options.output}")
 
 

@@ -128,6 +128,34 @@ def test_a_build_that_fails_says_why_and_leaves_the_old_data(
     assert done.returncode == 1 and message in done.stderr and "error:" in done.stderr
     assert json.loads((output / "metadata.json").read_text()) == {"old": True}
     assert not list(tmp_path.glob(".tmdb.*.part"))
+    assert ".part" not in done.stderr.partition("error:")[2]
+
+
+@pytest.mark.parametrize("target_exists", [True, False])
+def test_a_linked_folder_stays_a_link(checkout: Path, tmp_path: Path, target_exists: bool) -> None:
+    disk = tmp_path / "large_disk"
+    disk.mkdir()
+    link = tmp_path / "tmdb"
+    link.symlink_to(disk / "data")
+    if target_exists:
+        (disk / "data").mkdir()
+    for _ in range(2):
+        done = build(checkout, link, kind="embedded")
+        assert done.returncode == 0, done.stderr
+        assert f"2 records in {link}\n" in done.stdout
+        assert link.is_symlink() and not (disk / "data").is_symlink()
+        assert json.loads((disk / "data" / "metadata.json").read_text())["num_records"] == 2
+    assert not list(tmp_path.glob(".tmdb.*")) and not list(disk.glob(".data.*.part"))
+
+
+def test_faults_of_a_build_name_the_folder_that_the_user_knows(checkout: Path, tmp_path: Path) -> None:
+    output = tmp_path / "tmdb"
+    write_builder(checkout, "pass")
+    done = build(checkout, output, kind="embedded")
+    assert f"where: {output} (the new build, removed; what stood there is unchanged)" in done.stderr
+    write_builder(checkout, GOOD + '(options.output / "metadata.json").write_text("[]")')
+    done = build(checkout, output, kind="embedded")
+    assert f"where: {output / 'metadata.json'} (the new build, removed; " in done.stderr
 
 
 def test_output_that_is_not_utf8_does_not_end_a_build(checkout: Path, tmp_path: Path) -> None:
