@@ -122,6 +122,24 @@ def test_rejects_say_how_to_mend(report) -> None:
     }
 
 
+def test_files_to_mend_are_listed_once_each(report) -> None:
+    records = [record(n) for n in range(90)] + [record(n, ["images/no.png"]) for n in (90, 91)]
+    records += [record(92, ["images/gone.png", "images"], [("human", "<image><image>q"), ("gpt", "a")])]
+    records += [record(93, 0, [("human", "q"), ("gpt", " ")])]
+    result = report(records)
+    assert result["rejects"]["file_count"] == 3
+    assert [(item["file"], item["reason"], item["count"]) for item in result["rejects"]["files"]] == [
+        ("images/no.png", "missing_file", 2),
+        ("images", "not_a_file", 1),
+        ("images/gone.png", "missing_file", 1),
+    ]
+    page = data_report_page(result)
+    assert "Image files at fault: 3" in page
+    assert page.index("Image files at fault") < page.index("All faults by reason")
+    text_only = data_report_page(report([record(n) for n in range(90)] + records[-1:]))
+    assert "Image files at fault" not in text_only and '<th class="text">file</th>' not in text_only
+
+
 def test_page_is_one_file_with_escaped_text(report) -> None:
     evil = "<script>alert(1)</script>"
     records = [record(n, source=f"a & {evil}") for n in range(8)]

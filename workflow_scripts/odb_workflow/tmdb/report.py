@@ -187,21 +187,29 @@ def _named(
 
 
 def read_rejects(path: Path) -> dict[str, Any]:
-    """The rejects by reason, most frequent first, with meaning, fix and examples."""
+    """The rejects by reason and by image file, most frequent first, with meaning, fix and examples."""
     total: Counter[str] = Counter()
     shown: dict[str, list[dict[str, Any]]] = {}
     rows: set[int] = set()
+    files: Counter[tuple[str, str]] = Counter()
     for _, line in iter_lines(path):
         reject = json.loads(line)
         reason = reject["reason"]
         total[reason] += 1
         rows.add(reject["row"])
+        if reject["file"]:
+            files[reject["file"], reason] += 1
         examples = shown.setdefault(reason, [])
         if len(examples) < _SHOWN_REJECTS:
             examples.append({key: reject[key] for key in ("id", "line", "source", "file", "detail")})
     return {
         "records": len(rows),
         "faults": sum(total.values()),
+        "file_count": len(files),
+        "files": [
+            {"file": file, "reason": reason, "count": count, "fix": REASONS[reason].fix}
+            for (file, reason), count in sorted(files.items(), key=lambda item: (-item[1], item[0]))
+        ][:_SHOWN_REJECTS],
         "reasons": [
             {
                 "reason": reason,
