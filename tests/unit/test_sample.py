@@ -227,6 +227,15 @@ def test_never_without_a_label_token(processor, folder: Path) -> None:
     assert int((SampleProcessor(processor, first + 1, folder)(record, 0)["labels"] != -100).sum()) == 1
 
 
+@pytest.mark.parametrize("between", ["\n", "\r\n\n", "。", "，\n", "   ", " \n \n"])
+def test_an_enormous_text_may_be_cut_after_any_word(processor, folder: Path, between: str) -> None:
+    record = make(("user", "q"), ("assistant", between.join(f"世{number}界" for number in range(2000))))
+    for end in range(3000, 3012):
+        whole, head = (SampleProcessor(processor, 100, folder) for _ in range(2))
+        head._head_characters = end
+        assert torch.equal(head(record, 0)["input_ids"], whole(record, 0)["input_ids"])
+
+
 @pytest.mark.parametrize("generic", [False, True])
 def test_an_enormous_text_is_cut_as_if_it_were_tokenized_whole(
     processor, folder: Path, generic: bool
@@ -263,7 +272,7 @@ def test_ten_megabytes_in_one_answer_are_not_tokenized(processor, folder: Path, 
         samples(late, 0)
     with pytest.raises(BadRecord, match=r"over_length.*leave no label token"):
         samples(make(("user", long), ("assistant", "b")), 0)
-    with pytest.raises(BadRecord, match=r"over_length.*without a space to cut at"):
+    with pytest.raises(BadRecord, match=r"over_length.*without the end of a word"):
         samples(make(("user", "q"), ("assistant", "x" * 300_000)), 0)
 
 

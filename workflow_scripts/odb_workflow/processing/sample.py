@@ -37,8 +37,8 @@ PATCHES_KEY = "odb_n_patches"
 #: Texts up to this many characters are always tokenized whole.
 _WHOLE_CHARACTERS = 1 << 18
 _SLACK_CHARACTERS = 1 << 12
-#: Every tokenizer begins a token at the space: what follows has no say in the tokens before it.
-_BOUNDARY = re.compile(r"[^\W_] [^\W_]")
+#: Tokenizers end a token where a word does: what follows has no say in the tokens before it.
+_BOUNDARY = re.compile(r"[^\W_][\s。，、！？；：]")
 
 Sample = dict[str, Any]
 
@@ -178,7 +178,7 @@ class SampleProcessor:
             # The head's last tokens may differ from those of the whole text: they must lie behind a boundary.
             kept = int(offsets[self.max_length - 1, 1]) if len(ids) >= self.max_length else len(whole.text)
             if not _BOUNDARY.search(rendered.text, kept):
-                raise bad("over_length", f"{len(whole.text)} characters without a space to cut at")
+                raise bad("over_length", f"{len(whole.text)} characters without the end of a word to cut at")
         is_image = ids == self.image_token_id
         if int(is_image.sum()) != len(image_tokens):
             raise bad(
