@@ -108,6 +108,8 @@ def test_old_key_conversation_is_read() -> None:
         (b'{"id": "a", "id": "b"}', "'id' stands twice"),
         (b'{"id": "a", "x": {"k": 1, "k": 2}}', "'k' stands twice"),
         (b'{"id": NaN}', "NaN"),
+        (b'{"id": "a", "x": ' + b"9" * 5000 + b"}", "^a number has too many digits$"),
+        (b"{" + b",".join(b'"%d": 0' % (key % 100_000) for key in range(100_001)) + b"}", "'0' stands twice"),
         (b'{"id": "caf\xe9"}', "not UTF-8 at byte 11"),
         (b'{"id": "a"', "delimiter"),
         (b'{"id": "a"} {"id": "b"}', "Extra data"),

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -159,10 +160,9 @@ class Checked:
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     value = dict(pairs)
     if len(value) != len(pairs):
-        keys = [key for key, _ in pairs]
-        raise ValueError(
-            f"key {next(key for key in keys if keys.count(key) > 1)!r} stands twice in one object"
-        )
+        counts = Counter(key for key, _ in pairs)
+        twice = next(key for key, number in counts.items() if number > 1)
+        raise ValueError(f"key {_short(twice)} stands twice in one object")
     return value
 
 
@@ -187,6 +187,10 @@ def parse_line(line: bytes) -> dict[str, Any]:
         raise ValueError("nested too deeply") from None
     except json.JSONDecodeError as error:
         raise ValueError(f"{error.msg} at column {error.colno}") from None
+    except ValueError as error:
+        if "sys.set_int_max_str_digits" in str(error):  # Python's limit, and its advice is for programmers
+            raise ValueError("a number has too many digits") from None
+        raise
     if not isinstance(value, dict):
         raise ValueError(f"a JSON {type(value).__name__}, not an object")
     return value
