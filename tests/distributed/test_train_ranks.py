@@ -62,9 +62,15 @@ def test_zero_2_computes_the_gradient_of_one(given: TrainingInput, tmp_path: Pat
     """The same step, gradient norm and clipping as without DeepSpeed."""
     results = checks(given, tmp_path, 2, str(REPOSITORY / "config" / "ds_z2.json"))
     assert_like_one_process(results, 2)
+    assert_unequal_ranks_stopped(results)
 
 
 def test_ranks_that_do_not_belong_together_stop_within_seconds(two_ranks: dict[str, Any]) -> None:
+    assert_unequal_ranks_stopped(two_ranks)
+
+
+def assert_unequal_ranks_stopped(two_ranks: dict[str, Any]) -> None:
+    """Uneven steps, a failed loader, unequal settings, a loss that is no number: all ranks end."""
     for name in ("uneven", "failed", "config", "nan"):
         assert all(said["error"] for said in two_ranks[name]), name
         assert all(said["seconds"] < 5 for said in two_ranks[name]), name

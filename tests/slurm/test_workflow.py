@@ -6,7 +6,9 @@ import json
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -20,6 +22,7 @@ QUICK = (
     *("--workflow-profile", "profiles/slurm", "--slurm-status-command", "squeue"),
     *("--slurm-init-seconds-before-status-checks", "6", "--latency-wait", "10", "--retries", "0"),
 )
+REPOSITORY = Path(__file__).resolve().parents[2]
 GPU_CONFIG = """\
 device: cuda
 resources:
@@ -189,3 +192,83 @@ def test_embedded_pipeline_through_sbatch(cluster: Cluster, repository: Path, tm
     assert summary["emitted_samples"] == summary["samples_audit"]["expected"] == 67
     assert (arm / "eval_out_accelerate_valloss" / "eval_results.json").is_file()
     assert (arm / "mmmu_mc_likelihood_accelerate" / "predictions.jsonl").is_file()
+
+
+def small_run(tmp_path: Path, training: str) -> tuple[Path, list[str]]:
+    """Folder and arguments of a small training of the real programs through the cluster."""
+    work = tmp_path / "work"
+    work.mkdir()
+    config = tmp_path / "small.yaml"
+    config.write_text(
+        f"builder: {{sizes: {{total: 70}}}}\nsplit: {{train_size: 0}}\ntraining: {training}\nresources:\n"
+        + "".join(f"  {stage}: {{threads: 1, mem_mb: 4000, runtime: 20}}\n" for stage in ("data", "train"))
+    )
+    places = [
+        "--snakefile",
+        str(REPOSITORY / "Snakefile"),
+        "--workflow-profile",
+        str(REPOSITORY / "profiles/slurm"),
+    ]
+    made = subprocess.run(
+        [sys.executable, "-m", "snakemake", *places[:2], "--cores", "2", "--configfile", str(config), "data"],
+        cwd=work,
+        env=clean_environment({}),
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert made.returncode == 0, made.stderr[-3000:]
+    return work, [*places, "--configfile", str(config), "--", "train_odb"]
+
+
+@pytest.mark.slow
+def test_one_training_on_two_nodes(cluster: Cluster, tmp_path: Path) -> None:
+    """One allocation of two nodes, a launcher on each, one gloo rank per launcher."""
+    work, arguments = small_run(tmp_path, "{epochs: 2, num_machines: 2}")
+    before = len(cluster.submissions())
+    done = run(cluster, work, *arguments)
+    assert done.returncode == 0, done.stdout[-3000:]
+    asked = of_rule(cluster.submissions()[before:], "train")
+    assert asked["--nodes"] == "2"
+    summary = json.loads((work / "outputs/embedded/odb/train_summary_odb.json").read_text())
+    assert summary["world_size"] == 2
+    audit = summary["samples_audit"]
+    assert (audit["complete"], audit["lost"], audit["doubled"]) == (True, 0, 0)
+    assert audit["distinct"] == audit["expected"] == 134
+    assert summary["emitted_samples"] == 134 + audit["padding_duplicates"]
+
+
+@pytest.mark.slow
+def test_preempted_training_keeps_its_steps(cluster: Cluster, tmp_path: Path) -> None:
+    """SLURM ends preempted, timed-out and cancelled jobs alike: SIGTERM, and SIGKILL after a grace time."""
+    work, arguments = small_run(tmp_path, "{epochs: 150}")
+    arm = work / "outputs/embedded/odb"
+
+    def preempt() -> None:
+        deadline = time.monotonic() + 120
+        while time.monotonic() < deadline:
+            log = arm / "step_log.jsonl"
+            if log.exists() and len(log.read_text().splitlines()) > 20:
+                for job in cluster.run("squeue", "-h", "-o", "%i").split():
+                    cluster.run("scancel", job, check=False)
+                return
+            time.sleep(0.3)
+
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(preempt)
+        stopped = run(cluster, work, *arguments)
+        waiting.result()
+    assert stopped.returncode != 0
+    assert "Error in rule train" in stopped.stdout
+    assert "logs/embedded/train/odb.log" in stopped.stdout
+    assert not (arm / "checkpoint.json").exists()
+    log = (work / "logs/embedded/train/odb.log").read_text()
+    assert "the same command continues" in log, log[-2000:]
+
+    again = run(cluster, work, *arguments)
+    assert again.returncode == 0, again.stdout[-3000:]
+    summary = json.loads((arm / "train_summary_odb.json").read_text())
+    assert summary["resumed_at_step"] >= 20
+    audit = summary["samples_audit"]
+    assert (audit["complete"], audit["lost"], audit["doubled"]) == (True, 0, 0)
+    assert audit["distinct"] == audit["expected"] == 67 * 150

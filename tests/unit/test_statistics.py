@@ -116,7 +116,7 @@ def test_few_long_records_support_no_claim_per_token() -> None:
     estimate = paired_bootstrap(-0.5 * tokens + np.linspace(-0.1, 0.1, 40), tokens)
     assert estimate.effective_n == pytest.approx(1039**2 / (39 + 1000**2))
     assert difference_sentence(estimate, digits=2, better="lower").startswith(
-        "too few examples (40 examples weigh"
+        "too few examples (a few long ones of 40 hold most label tokens, as if there were 1) to claim"
     )
     even = paired_bootstrap(np.linspace(-0.6, -0.4, 40), np.ones(40))
     assert even.effective_n == pytest.approx(40)
@@ -208,6 +208,16 @@ def test_a_real_difference_is_found() -> None:
             Estimate(0.2, None, None, 1, 0.95, "single value"),
             {},
             "no interval, so nothing is claimed: 0.20 [no interval]",
+        ),
+        (
+            Estimate(3e-6, 1e-6, 5e-6, 300, 0.95, "bootstrap"),
+            {},
+            "equal to the digits shown: 0.00 [0.00, 0.00]",
+        ),
+        (
+            Estimate(3e-6, None, None, 1, 0.95, "single value"),
+            {},
+            "no interval, so nothing is claimed: 0.00 [no interval]",
         ),
         (Estimate(-0.001, -0.002, 0.2, 99, 0.95, "bootstrap"), {}, "no difference shown: 0.00 [0.00, 0.20]"),
     ],

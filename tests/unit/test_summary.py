@@ -126,6 +126,17 @@ def test_numbers_that_are_none_stop_the_run(loss: float, norm: float, message: s
     assert "id-1" not in str(caught.value)
 
 
+@pytest.mark.parametrize(("skipped", "fine"), [(0, True), (1, True), (2, False)])
+def test_a_run_of_which_every_step_was_skipped_is_an_error(skipped: int, fine: bool) -> None:
+    one = book([], every=1)
+    one.totals.step, one.totals.skipped_steps = 2, skipped
+    if fine:
+        one.check_learned()
+    else:
+        with pytest.raises(AllRanksError, match="all 2 steps were skipped"):
+            one.check_learned()
+
+
 def test_the_step_log_of_a_resumed_run_has_each_step_once(tmp_path: Path) -> None:
     log = StepLog(tmp_path, keep_steps=0)
     for number in (1, 2, 3):

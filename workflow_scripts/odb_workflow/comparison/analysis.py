@@ -161,6 +161,7 @@ def answers(comparison: dict[str, Any]) -> list[dict[str, Any]]:
             ("padding_ratio", "padding", 1, 100, " %"),
             ("optimizer_steps", "optimizer steps", 0, 1, ""),
             ("samples_per_step", "samples per step", 1, 1, ""),
+            ("data_wait_share", "time waiting for data", 1, 100, " %"),
         ):
             now, before = row["metrics"][key], base["metrics"][key]
             if is_finite(now) and is_finite(before):

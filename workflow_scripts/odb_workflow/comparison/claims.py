@@ -44,14 +44,19 @@ def difference_sentence(
     value = estimate.value * scale
     low = None if estimate.low is None else estimate.low * scale
     high = None if estimate.high is None else estimate.high * scale
+    shown = [value, *(end for end in (low, high) if end is not None)]
     tail = f"{_number(value, digits)}{' ' + unit if unit else ''} {interval_text(low, high, digits)}"
     if estimate.low is None or estimate.high is None:
         return f"no interval, so nothing is claimed: {tail}"
+    if all(float(_number(part, digits)) == 0 for part in shown):
+        # The same steps in another layout differ by rounding alone, and always in one direction.
+        return f"equal to the digits shown: {tail}"
     if "bootstrap" in estimate.method and estimate.n < MIN_PAIRS:
         return f"too few examples ({estimate.n}) to claim anything: {tail}"
     if estimate.effective_n is not None and estimate.effective_n < MIN_PAIRS:
-        told = f"{estimate.n} examples weigh like {estimate.effective_n:.0f}"
-        return f"too few examples ({told}, a few long ones dominate) to claim anything: {tail}"
+        few = f"as if there were {estimate.effective_n:.0f}"
+        told = f"a few long ones of {estimate.n} hold most label tokens, {few}"
+        return f"too few examples ({told}) to claim anything: {tail}"
     if not estimate.excludes(0.0) or not confirmed:
         return f"no difference shown: {tail}"
     direction = "higher" if estimate.value > 0 else "lower"

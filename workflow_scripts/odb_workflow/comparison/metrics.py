@@ -60,7 +60,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("optimizer_steps", "Optimizer steps", "", TRAINING, 0),
     Metric("samples_per_step", "Samples per step", "", TRAINING, 2),
     Metric("emitted_samples", "Samples", "", TRAINING, 0),
-    Metric("train_loss", "Training loss", "nat", TRAINING, 4, better="lower"),
+    Metric("train_loss", "Training loss, mean over the training", "nat", TRAINING, 4, better="lower"),
     Metric("eval_loss", "Val. loss per sample", "nat", VALIDATION, 4, better="lower"),
     Metric("token_weighted_eval_loss", "Val. loss per token", "nat", VALIDATION, 4, better="lower"),
     Metric("eval_samples", "Validation samples", "", VALIDATION, 0),

@@ -161,6 +161,18 @@ class StepBook:
         self._read(len(self._pending))
         self.totals.runtime_seconds = self.runtime()
 
+    def check_learned(self) -> None:
+        """At the end: refuse a run of which no step was applied (fp16 skips those whose gradient overflows).
+
+        Raises:
+            UserError: on all ranks.
+        """
+        if self.totals.step and self.totals.skipped_steps == self.totals.step:
+            raise AllRanksError(
+                f"all {self.totals.step} steps were skipped: their gradients overflow fp16",
+                fix="train with --precision bf16 or fp32, or lower --lr",
+            )
+
     def _read(self, count: int) -> None:
         pending, self._pending = self._pending[:count], self._pending[count:]
         if not pending:

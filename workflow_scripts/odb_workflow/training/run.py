@@ -228,6 +228,7 @@ class TrainingRun:
     def finish(self, ending: str) -> dict[str, Any]:
         """Flush, close logs and return the audit of the run; called on all ranks."""
         self.book.flush()
+        self.book.check_learned()
         if ending != "finished" and self._emitted:
             audit = self.audit(self.epoch, finished=False)
             audit.check()
