@@ -42,7 +42,7 @@ rule valloss:
     message:
         "Validation loss of {input.checkpoint}"
     shell:
-        "{params.program:q} {params.identity:q} {params.places:q} 2>&1 | tee -i {log:q}"
+        "trap '' TERM; {params.program:q} {params.identity:q} {params.places:q} 2>&1 | tee -i {log:q}"
 
 
 rule mmmu:
@@ -78,7 +78,7 @@ rule mmmu:
     message:
         "MMMU-MC of {input.checkpoint}"
     shell:
-        "{params.program:q} {params.identity:q} {params.places:q} 2>&1 | tee -i {log:q}"
+        "trap '' TERM; {params.program:q} {params.identity:q} {params.places:q} 2>&1 | tee -i {log:q}"
 
 
 if RUN.external:

@@ -44,5 +44,7 @@ rule train:
         record=lambda wildcards, output: RUN.record_command(wildcards.arm, wildcards.seed),
     message:
         "Training arm {wildcards.arm} {wildcards.seed}"
+    # A cluster signals every process of a job: the shell and the log must outlive the program, which writes its resume
+    # point. The launcher gives the program its SIGTERM back.
     shell:
-        "({params.program:q} {params.identity:q} {params.places:q} && {params.record:q}) 2>&1 | tee -i {log:q}"
+        "trap '' TERM; ({params.program:q} {params.identity:q} {params.places:q} && {params.record:q}) 2>&1 | tee -i {log:q}"

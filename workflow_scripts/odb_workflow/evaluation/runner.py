@@ -16,7 +16,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 from tqdm import tqdm
 
-from odb_workflow.loaders.processes import GuardedForkContext
+from odb_workflow.loaders.processes import GuardedForkContext, leave_stopping_to_training
 from odb_workflow.loaders.transport import Parcel
 from odb_workflow.runtime.errors import UserError
 
@@ -213,6 +213,7 @@ def _loaded(
         num_workers=workers,
         prefetch_factor=settings.prefetch_factor if workers else None,
         multiprocessing_context=GuardedForkContext() if workers else None,
+        worker_init_fn=leave_stopping_to_training,
         pin_memory=device.type == "cuda",
     )
     iterator = iter(loader)

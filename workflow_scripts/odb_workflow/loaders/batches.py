@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from .processes import GuardedForkContext
+from .processes import GuardedForkContext, leave_stopping_to_training
 from .transport import ParcelCollator, ParcelDataset, raise_failure
 
 
@@ -32,6 +32,7 @@ class PlannedBatchLoader:
             num_workers=num_workers,
             prefetch_factor=prefetch_factor if num_workers else None,
             multiprocessing_context=GuardedForkContext() if num_workers else None,
+            worker_init_fn=leave_stopping_to_training,
             # its own generator, so that starting a loader does not move the random state of the training
             generator=torch.Generator().manual_seed(0),
         )

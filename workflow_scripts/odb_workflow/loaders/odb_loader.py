@@ -20,7 +20,7 @@ from torch.utils.data._utils import signal_handling
 
 from ..runtime.errors import UserError
 from .factory import LoaderSettings
-from .processes import GuardedForkContext
+from .processes import GuardedForkContext, leave_stopping_to_training
 from .transport import ParcelCollator, ParcelDataset, raise_failure
 
 ODB_INFO_KEY = "odb_info"
@@ -66,6 +66,7 @@ class OdbLoader:
             num_workers=settings.num_workers,
             prefetch_factor=settings.prefetch_factor,
             multiprocessing_context=GuardedForkContext(),
+            worker_init_fn=leave_stopping_to_training,
             generator=torch.Generator().manual_seed(0),
         )
         odb.apply(

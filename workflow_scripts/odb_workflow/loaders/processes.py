@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import multiprocessing.context
+import multiprocessing.popen_fork
 import os
 import signal
 import sys
@@ -22,19 +23,35 @@ def die_with_parent(signal_number: int = signal.SIGKILL) -> None:
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, int(signal_number), 0, 0, 0)
 
 
+def leave_stopping_to_training(_worker: int = 0) -> None:
+    """Ignore SIGINT and SIGTERM; also a ``worker_init_fn``, since torch's worker sets its own handler first.
+
+    A cluster sends SIGTERM to every process of a job, and a terminal Ctrl-C to the group. The training still
+    needs its loader until the resume point is written; torch would take the loader's end for a crash.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
+class _KillingPopen(multiprocessing.popen_fork.Popen):
+    def terminate(self) -> None:
+        self.kill()  # SIGTERM is ignored, and multiprocessing waits at exit for what it has terminated
+
+
 class GuardedProcess(multiprocessing.context.ForkProcess):
     """A forked process that ends with its parent and leaves signals to the job to it."""
+
+    @staticmethod
+    def _Popen(process: GuardedProcess) -> _KillingPopen:
+        return _KillingPopen(process)
 
     def run(self) -> None:
         parent = os.getppid()
         die_with_parent()
         if os.getppid() != parent:  # the parent died between fork and prctl
             sys.exit(1)
-        # A group of its own: a stop sent to the whole job is for the training process, which still needs
-        # its loader until the resume point is written; torch would take the loader's end for a crash.
-        os.setpgid(0, 0)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        os.setpgid(0, 0)  # a stop sent to the training's group is not for its loader
+        leave_stopping_to_training()
         super().run()
 
 

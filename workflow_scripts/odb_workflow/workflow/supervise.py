@@ -15,7 +15,10 @@ LEFTOVER_SECONDS = 10.0
 _PR_SET_PDEATHSIG = 1
 
 
-def _die_with_parent() -> None:
+def _before_program() -> None:
+    # The rule's shell ignores SIGTERM, so that it and the log outlive the program where a cluster signals
+    # every process of a job; the program itself must be told.
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     # Linux: if this supervisor is killed outright, the program is asked to end.
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
@@ -27,9 +30,7 @@ def supervise(
     """Run ``command`` in a process group of its own; returns its exit status.
 
     The first SIGTERM or SIGINT is passed on as SIGTERM to the whole group, which then has ``grace_seconds``
-    to write a
-    resume
-    point; after that it is killed. Ends with 128 + signal where a signal ended the program.
+    to write a resume point; after that it is killed. Ends with 128 + signal where a signal ended the program.
     """
     child = subprocess.Popen(
         command,
@@ -37,7 +38,7 @@ def supervise(
         stdin=subprocess.DEVNULL,
         process_group=0,
         close_fds=False,  # the locks on devices are inherited
-        preexec_fn=_die_with_parent,
+        preexec_fn=_before_program,
     )
     deadline: list[float] = []
 
