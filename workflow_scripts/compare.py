@@ -26,7 +26,7 @@ from odb_workflow.runtime.errors import UserError, run_main
 from odb_workflow.runtime.files import atomic_write_json, atomic_write_text, dump_json
 from odb_workflow.runtime.log import setup_logging
 
-CODE_VERSION = 1
+CODE_VERSION = 2
 EXIT_INCOMPLETE = 3
 REPOSITORY = Path(__file__).resolve().parent.parent
 

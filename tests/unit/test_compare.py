@@ -110,6 +110,18 @@ def test_derived_numbers(finished: tuple) -> None:
     assert learned["mmmu_chance"] == pytest.approx(0.25) and learned["mmmu_above_chance_p"] < 0.01
 
 
+def test_the_answer_holds_every_other_arm(finished: tuple) -> None:
+    """A gain over one reference alone would mislead: each other arm is named with its batches."""
+    document = strict(finished[0] / "comparison.json")
+    speeds = {row["name"]: row["metrics"]["samples_per_second"] for row in document["arms"]}
+    odb = next(answer for answer in document["answers"] if answer["arm"] == "odb")
+    ratio = speeds["odb"] / speeds["standard_1"]
+    assert odb["against_others"] == (
+        f"samples/s over the whole training: {ratio:.2f} times standard_1 (fixed batch 1, padded)"
+    )
+    assert "time waiting for data" in odb["from_where"]
+
+
 def test_csv_has_measured_and_published_rows(finished: tuple) -> None:
     output = finished[0]
     table = list(csv.DictReader(io.StringIO((output / "comparison.csv").read_text())))
@@ -128,6 +140,7 @@ def test_markdown_says_the_same(finished: tuple) -> None:
     text = (output / "comparison.md").read_text()
     document = strict(output / "comparison.json")
     assert document["answers"][0]["faster"] in text
+    assert document["answers"][0]["against_others"] in text
     assert f"{document['arms'][0]['metrics']['train_loss']:.4f}" in text
     assert "not comparable with leaderboards" in text
     assert "loader `length_grouped`" in text and "batching-study" in text

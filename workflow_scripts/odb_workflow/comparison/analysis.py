@@ -148,6 +148,24 @@ def left_out(arms: Sequence[ArmResult], rows: list[dict[str, Any]], study_comman
     }
 
 
+def against_others(row: dict[str, Any], others: Sequence[dict[str, Any]]) -> str | None:
+    """Speed of one arm against each other one, so that a weak reference misleads nobody; None without others.
+
+    A small fixed batch that is padded makes any batching look fast; the same batch packed is the harder test.
+    """
+    own = row["metrics"]["samples_per_second"]
+    parts = []
+    for other in others:
+        speed = other["metrics"]["samples_per_second"]
+        if is_finite(own) and is_finite(speed) and speed:
+            settings = other["settings"]
+            size = settings.get("fixed_batch_size")
+            words = [f"fixed batch {size}"] if size else [LOADER_KINDS.get(other["loader"], "unknown loader")]
+            words.append("packed" if settings.get("padding") == "pack" else "padded")
+            parts.append(f"{own / speed:.2f} times {other['name']} ({', '.join(words)})")
+    return "samples/s over the whole training: " + "; ".join(parts) if parts else None
+
+
 def answers(comparison: dict[str, Any]) -> list[dict[str, Any]]:
     """Per arm, the plain answers to: how much faster, from where, at what quality, how sure."""
     rows = {row["name"]: row for row in comparison["arms"]}
@@ -186,8 +204,16 @@ def answers(comparison: dict[str, Any]) -> list[dict[str, Any]]:
                 "difference": index,
                 "faster": speed["samples_per_second"]["sentence"] if speed else "not trained",
                 "faster_tokens": speed["real_tokens_per_second"]["sentence"] if speed else "not trained",
+                "against_others": against_others(
+                    row,
+                    [
+                        other
+                        for name, other in rows.items()
+                        if name not in (item["arm"], item["reference"], UNTRAINED)
+                    ],
+                ),
                 "from_where": "; ".join(where) or "not known: training figures are missing",
-                "quality": [text for text in (token_loss, sample_loss, score) if text],
+                "quality": [text for text in (sample_loss, token_loss, score) if text],
                 "sure": f"{' and '.join(sure)}; {seeds} per arm" if sure else "no interval",
             }
         )

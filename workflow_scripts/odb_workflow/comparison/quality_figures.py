@@ -113,29 +113,28 @@ def mmmu_by_category(rows: Sequence[dict[str, Any]], order: Sequence[str]) -> An
 
 
 def quality_plane(rows: Sequence[dict[str, Any]]) -> Any | None:
-    """Throughput against validation loss per token: all arms in one plane."""
+    """Throughput against validation loss per sample: all arms in one plane."""
     styles = arm_styles([row["name"] for row in rows])
     found = [
         row
         for row in rows
-        if is_finite(row["metrics"]["samples_per_second"])
-        and is_finite(row["metrics"]["token_weighted_eval_loss"])
+        if is_finite(row["metrics"]["samples_per_second"]) and is_finite(row["metrics"]["eval_loss"])
     ]
     if not found:
         return None
     figure, axes = new_figure()
     for row in found:
         style, metrics = styles[row["name"]], row["metrics"]
-        x, y = metrics["samples_per_second"], metrics["token_weighted_eval_loss"]
+        x, y = metrics["samples_per_second"], metrics["eval_loss"]
         for one in row["seeds"] if len(row["seeds"]) > 1 else ():
-            pair = (one["metrics"]["samples_per_second"], one["metrics"]["token_weighted_eval_loss"])
+            pair = (one["metrics"]["samples_per_second"], one["metrics"]["eval_loss"])
             if is_finite(pair[0]) and is_finite(pair[1]):
                 axes.plot(*pair, marker=style.marker, color=style.color, markersize=4, alpha=0.4)
         axes.plot(x, y, marker=style.marker, color=style.color, markersize=9, linestyle="", label=row["name"])
     axes.margins(0.25)
     axes.set_xlim(left=0)
-    figure_title(figure, "Speed (samples/s) and validation loss per token (nat)")
+    figure_title(figure, "Speed (samples/s) and validation loss per sample (nat)")
     axes.set_xlabel("emitted samples/s; best is right and low")
-    axes.set_ylabel("validation loss per token")
+    axes.set_ylabel("validation loss per sample")
     legend_below(figure, axes)
     return figure

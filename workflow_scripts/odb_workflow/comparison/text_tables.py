@@ -104,6 +104,7 @@ def markdown_text(comparison: dict[str, Any], figures: list[dict[str, str]]) -> 
             "",
             f"- how much faster: {answer['faster']}",
             f"- in tokens: {answer['faster_tokens']}",
+            *([f"- the other arms: {answer['against_others']}"] if answer["against_others"] else []),
             f"- from where: {answer['from_where']}",
             *(f"- quality: {text}" for text in answer["quality"]),
             f"- how sure: {answer['sure']}",
@@ -120,7 +121,7 @@ def markdown_text(comparison: dict[str, Any], figures: list[dict[str, str]]) -> 
     )
     lines += ["## Published figures (not measured here)", ""]
     lines += _table(
-        ["Path", "Loader", "samples/s", "ratio", "validation loss", "MMMU-MC (%)"],
+        ["Path", "Loader", "samples/s", "ratio", "validation loss (as published)", "MMMU-MC (%)"],
         [
             [
                 row["path"],
