@@ -83,7 +83,7 @@ class OurStep:
 
     Args:
         sixteen_bit_states: Update the bf16 weights themselves, as the published form does, in place of the
-            engine's float32 copy (12 bytes a parameter less).
+            engine's float32 copy (8 bytes a parameter less).
     """
 
     def __init__(

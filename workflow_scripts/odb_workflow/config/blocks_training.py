@@ -54,7 +54,7 @@ class Training(Block):
     optimizer_states: Literal["float32", "16bit"] = Field(
         default="float32",
         description="bf16 without DeepSpeed: `float32` keeps a float32 copy of the weights; `16bit` updates "
-        "the weights themselves: 12 bytes per parameter less, rounded updates.",
+        "the weights themselves: 8 bytes per parameter less, rounded updates.",
     )
     deepspeed_config: Annotated[OptionalText, BeforeValidator(_deepspeed)] = Field(
         default=None, description="DeepSpeed JSON file; null: without DeepSpeed."
