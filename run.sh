@@ -22,7 +22,7 @@ usage() {
   inspect          some samples of each source as the model sees them
   prefetch         fetch builder, model and benchmark now, so that everything after it runs offline
   status           what is finished, with which settings and code
-  provenance       where each result comes from
+  provenance       where each result comes from (--json: whole records)
   dag              the graph of the rules (mermaid)
   test             the test suite
   help             this text

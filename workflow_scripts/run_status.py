@@ -2,7 +2,7 @@
 """What is finished (`status`) and where results come from (`provenance`); reads files only.
 
 run_status.py status
-run_status.py provenance
+run_status.py provenance [--json]
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from odb_workflow.runtime.errors import run_main
 from odb_workflow.runtime.files import dump_json
 from odb_workflow.workflow.guard import findings, read_last_run
 from odb_workflow.workflow.paths import Paths
+from odb_workflow.workflow.provenance_text import provenance_text
 from odb_workflow.workflow.status import records, status_text
 
 SCRIPTS = Path(__file__).resolve().parent
@@ -26,12 +27,14 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("what", choices=["status", "provenance"])
+    parser.add_argument("--json", action="store_true", help="provenance: the whole records")
     parser.add_argument("--configfile", nargs="+", default=[], help="presets, as for Snakemake")
     options = parser.parse_args()
     config = load_config(SCRIPTS.parent, environment=os.environ, configfiles=options.configfile).config
     paths = Paths(config)
     if options.what == "provenance":
-        print(dump_json(records(Path(paths.output), Path(paths.results)), indent=2))
+        found = records(Path(paths.output), Path(paths.results))
+        print(dump_json(found, indent=2) if options.json else provenance_text(found))
         return
     runs = {paths.output: None, **({last: None} if (last := read_last_run()) else {})}
     runs |= {str(path): None for path in sorted(Path("outputs").glob("*")) if path.is_dir()}

@@ -249,6 +249,12 @@ def test_status_and_provenance(finished: Path) -> None:
     assert status.returncode == 0, status.stdout
     assert "odb" in status.stdout and "finished" in status.stdout
     text = run_sh(finished, "provenance").stdout
+    assert "outputs/embedded/odb/run_record.json\n" in text
+    assert len(text.splitlines()) < 60
+    record = json.loads((finished / "outputs/embedded/odb/run_record.json").read_text())
+    assert f"sha256 {record['data']['records_sha256'][:12]}" in text
+    assert f"torch {record['provenance']['versions']['torch']}" in text
+    text = run_sh(finished, "provenance", "--json").stdout
     assert json.loads(text)["outputs/embedded/odb/run_record.json"]["arm"] == "odb"
 
 
