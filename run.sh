@@ -132,9 +132,23 @@ given() { # given "NAMES" ARGUMENTS: is one of the options among the arguments?
     return 1
 }
 
+check_configfiles() { # every file after --configfile is there; Snakemake would end with a traceback
+    local argument taking=""
+    for argument in "$@"; do
+        case "$argument" in
+        --configfile | --configfiles) taking=1 && continue ;;
+        --configfile=* | --configfiles=*) taking=1 && argument="${argument#*=}" ;;
+        -*) taking="" ;;
+        esac
+        [[ -z "$taking" || -f "$argument" ]] ||
+            fail "there is no config file $argument" "give a path from $PWD; presets are in config/"
+    done
+}
+
 snakemake_run() { # snakemake_run TARGET ARGUMENTS...
     local target="$1" before=()
     shift
+    check_configfiles "$@"
     given "-c --cores -j --jobs --workflow-profile --profile --executor" "$@" || before+=(--cores all)
     given "--resources --res --workflow-profile --profile --executor" "$@" || before+=(--resources "gpu=$(gpu_count)")
     exec "$PYTHON_PROGRAM" -m snakemake --snakefile "$HERE/Snakefile" "$target" "${before[@]}" "$@"

@@ -342,3 +342,13 @@ def test_speed_switches_are_checked_before_any_job_and_without_torch(checkout: P
     program = "import sys, odb_workflow.config.load; sys.exit('torch' in sys.modules)"
     folder = Path(__file__).parents[2] / "workflow_scripts"
     assert subprocess.run([sys.executable, "-c", program], cwd=folder).returncode == 0
+
+
+def test_an_unknown_block_names_its_file(repository: Path, tmp_path: Path) -> None:
+    preset = tmp_path / "mine.yaml"
+    preset.write_text("trainin: {epochs: 1}\n")
+    with pytest.raises(UserError) as caught:
+        load_config(repository, environment={}, configfiles=[str(preset)])
+    assert f"unknown key `trainin` (value {{'epochs': 1}}, from {preset}); did you mean `training`?" in str(
+        caught.value
+    )

@@ -264,3 +264,19 @@ def test_names_that_arms_must_not_take_are_all_rules_and_targets(finished: Path)
     done = snakemake(finished, "--list-rules", env={"ODB_ACCEL_EVAL_CHECKPOINT": "some/model"})
     made = {f"{kind}_{arm}" for kind in ("train", "eval", "all") for arm in ("odb", "standard")}
     assert {line for line in done.stdout.splitlines() if line.isidentifier()} - made == {*RULES, *TARGETS}
+
+
+def test_a_config_file_that_is_not_there_is_named(finished: Path) -> None:
+    for argument in (["--configfile", "missing.yaml"], ["--configfile=missing.yaml"]):
+        done = run_sh(finished, "all", "-n", *argument)
+        assert done.returncode != 0
+        assert "there is no config file missing.yaml" in done.stdout
+        assert "Traceback" not in done.stdout
+
+
+@pytest.mark.parametrize("command", ["train-stndard", "eval-stndard", "all-stndard"])
+def test_an_unknown_arm_names_the_arms_there_are(finished: Path, command: str) -> None:
+    done = run_sh(finished, command, "-n")
+    assert done.returncode != 0
+    assert "there is no arm 'stndard'; did you mean 'standard'?" in done.stdout
+    assert "the arms of this configuration: odb, standard" in done.stdout

@@ -259,7 +259,8 @@ def _fault(item: Mapping[str, Any], sources: Mapping[str, str]) -> str:
 
 
 def _from(key: str, sources: Mapping[str, str]) -> str:
-    source = sources.get(key)
+    inside = (name for leaf, name in sources.items() if leaf.startswith(f"{key}."))
+    source = sources.get(key) or next(inside, None)
     return f", from {source}" if source else ""
 
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..config.load import Loaded, load_config
+from ..config.load import Loaded, load_config, nearest
 from ..config.schema import RULES, TARGETS
 from ..runtime.errors import UserError
 from .context import Run
@@ -55,6 +55,7 @@ def run_of(workflow: Any, config: Mapping[str, Any], checkout: Path) -> Run:
         run = Run(load(), checkout, python)
         if not workflow.is_main_process or as_module:
             return run
+        check_arm_targets(sys.argv[1:], run.arms)
         return _guarded(run, requested_targets(sys.argv[1:], run.arms), load)
     except UserError as error:
         raise WorkflowError(f"\n{error}") from None
@@ -71,6 +72,26 @@ def requested_targets(arguments: Sequence[str], arms: Sequence[str]) -> list[str
         for option, name in zip(before, arguments, strict=False)
         if name in known and option not in counts
     ]
+
+
+def check_arm_targets(arguments: Sequence[str], arms: Sequence[str]) -> None:
+    """Refuse ``train_ARM``, ``eval_ARM`` and ``all_ARM`` of an arm that the configuration does not have.
+
+    Raises:
+        UserError: names the arms there are, and the nearest one.
+    """
+    known = {*TARGETS, *RULES}
+    for before, name in zip(["", *arguments], arguments, strict=False):
+        kind, _, arm = name.partition("_")
+        asked = kind in ("train", "eval", "all") and arm.isidentifier()
+        if not asked or name in known or arm in arms or before.startswith("-"):
+            continue
+        near = nearest(arm, arms)
+        raise UserError(
+            f"there is no arm {arm!r}" + (f"; did you mean {near!r}?" if near else ""),
+            where=name.replace("_", "-", 1),
+            fix=f"the arms of this configuration: {', '.join(arms)}; others are added under arms:",
+        )
 
 
 def _guarded(run: Run, targets: list[str], load: Any) -> Run:
