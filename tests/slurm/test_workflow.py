@@ -144,18 +144,32 @@ def test_failed_job_names_rule_log_and_fault_and_the_rerun_does_what_is_missing(
     assert again.returncode == 0, again.stdout[-3000:]
 
 
-def test_cancelled_job_ends_the_run_with_its_rule(cluster: Cluster, gpu_checkout: Path) -> None:
+def test_cancelled_and_timed_out_jobs_end_with_their_rules_and_are_all_that_reruns(
+    cluster: Cluster, gpu_checkout: Path
+) -> None:
+    """One run: validation loss cancels itself, MMMU-MC sleeps beyond its limit of a minute."""
     make_data_here(gpu_checkout)
-    program = gpu_checkout / "workflow_scripts" / "eval_valloss.py"
-    program.write_text(
-        program.read_text()
-        + "\nimport subprocess, os, time\n"
-        + "subprocess.run(['scancel', os.environ['SLURM_JOB_ID']])\ntime.sleep(60)\n"
-    )
-    cancelled = run(cluster, gpu_checkout, "--configfile", "gpu.yaml", "--", "all_odb")
-    assert cancelled.returncode != 0
-    assert "Error in rule valloss" in cancelled.stdout
-    assert "logs/embedded/valloss/odb.log" in cancelled.stdout
+    config = gpu_checkout / "gpu.yaml"
+    config.write_text(config.read_text().replace("runtime: 5", "runtime: 1"))
+    programs = gpu_checkout / "workflow_scripts"
+    sound = {name: (programs / name).read_text() for name in ("eval_valloss.py", "eval_benchmark.py")}
+    cancel = "subprocess.run(['scancel', os.environ['SLURM_JOB_ID']])"
+    for name, deed in (("eval_valloss.py", cancel), ("eval_benchmark.py", "pass")):
+        (programs / name).write_text(f"{sound[name]}\nimport subprocess, os, time\n{deed}\ntime.sleep(180)\n")
+    failed = run(cluster, gpu_checkout, "--configfile", "gpu.yaml", "--keep-going", "--", "all_odb")
+    assert failed.returncode != 0
+    for rule in ("valloss", "mmmu"):
+        assert f"Error in rule {rule}" in failed.stdout
+        assert f"logs/embedded/{rule}/odb.log" in failed.stdout
+    assert "same command" in failed.stdout
+    states = {job["JobId"]: job["JobState"] for job in cluster.finished_jobs()}
+    assert {"CANCELLED", "TIMEOUT"} <= set(states.values())
+    for name, text in sound.items():
+        (programs / name).write_text(text)
+    plan = dry_run(gpu_checkout, "--configfile", "gpu.yaml", "--resources", "gpu=1", "--", "all_odb")
+    assert plan.runs() - {"all_odb"} == {"valloss", "mmmu"}, plan.text
+    again = run(cluster, gpu_checkout, "--configfile", "gpu.yaml", "--", "all_odb")
+    assert again.returncode == 0, again.stdout[-3000:]
 
 
 @pytest.mark.slow

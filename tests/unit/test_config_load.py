@@ -352,3 +352,25 @@ def test_an_unknown_block_names_its_file(repository: Path, tmp_path: Path) -> No
     assert f"unknown key `trainin` (value {{'epochs': 1}}, from {preset}); did you mean `training`?" in str(
         caught.value
     )
+
+
+@pytest.mark.parametrize(
+    ("subjects", "dataset", "fine"),
+    [
+        (["Nope", "math"], "embedded", False),
+        (["Math"], "embedded", True),
+        (["Nope"], "data/my-own-questions", True),
+    ],
+)
+def test_subjects_that_mmmu_does_not_have(checkout: Path, subjects: list, dataset: str, fine: bool) -> None:
+    settings = {"evaluation": {"mmmu": {"subjects": subjects, "dataset": dataset}}}
+    if fine:
+        assert (
+            load_config(checkout, environment={}, command_line=settings).config.evaluation.mmmu.subjects
+            == subjects
+        )
+        return
+    text = faults(checkout, settings)
+    assert "evaluation.mmmu" in text
+    assert "no such subject: 'Nope'" in text and "'math' (nearest: Ma" in text
+    assert "choose from: Accounting, Agriculture" in text

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, model_validator
 
+from ..evaluation.mmmu_subjects import SUBJECTS, select_subjects
+from ..runtime.errors import UserError
 from .base import Block, Count, OptionalText, Positive, Text, TextList, _no_boolean
 
 
@@ -41,6 +43,16 @@ class Mmmu(Block):
         default=16384, description="Tokens per batch; changes speed and memory, never the result."
     )
     rows: Positive = Field(default=300, description="`embedded`: questions in all.")
+
+    @model_validator(mode="after")
+    def _subjects_of_mmmu(self) -> Mmmu:
+        """MMMU's subjects are known before anything is computed; those of another data set are not."""
+        if self.dataset in ("embedded", "MMMU/MMMU") and self.subjects not in ([], ["all"]):
+            try:
+                select_subjects(self.subjects, SUBJECTS, where="subjects")
+            except UserError as error:
+                raise ValueError(f"{error.what}; choose from: {', '.join(SUBJECTS)}") from None
+        return self
 
 
 class Evaluation(Block):

@@ -16,6 +16,10 @@ from .paths import Paths
 from .preflight import checks, uses_devices
 
 LAST_LINES = 25
+WAY_ON = (
+    "Once the cause is mended, the same command goes on: finished stages stay, a training continues from "
+    "its last resume point, an evaluation from what it has scored."
+)
 _LOG_LINE = re.compile(r"^\s*log: (?P<logs>.+) \(check log file\(s\) for error details\)", re.MULTILINE)
 
 
@@ -121,6 +125,7 @@ class Lifecycle:
         for file in dict.fromkeys(named):
             print(f"\nlast lines of {file}:", file=sys.stderr)
             print(last_lines(file), file=sys.stderr, flush=True)
+        print(f"\n{WAY_ON}", file=sys.stderr, flush=True)
 
 
 def last_lines(file: str, count: int = LAST_LINES, *, size: int = 64_000, indent: str = "    ") -> str:
