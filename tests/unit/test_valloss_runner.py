@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from odb_workflow.evaluation.checkpoint import resolve_checkpoint
 from odb_workflow.evaluation.partial import PartialResults
 from odb_workflow.evaluation.plan import plan_batches
 from odb_workflow.evaluation.ranks import EvaluationRanks
@@ -138,3 +139,13 @@ def test_a_cpu_gets_no_workers_and_a_gpu_some():
     assert default_workers(torch.device("cpu"), 1) == 0
     assert 1 <= default_workers(torch.device("cuda"), 1) <= 12
     assert default_workers(torch.device("cuda"), 1000) == 1
+
+
+@pytest.mark.parametrize(("text", "why"), [("hello\n", "it is not JSON"), ("{}", "it has no model_dir")])
+def test_a_file_that_is_no_checkpoint_says_what_to_give(tmp_path: Path, text: str, why: str) -> None:
+    file = tmp_path / "notes.txt"
+    file.write_text(text)
+    with pytest.raises(UserError) as caught:
+        resolve_checkpoint(str(file))
+    assert why in caught.value.what
+    assert caught.value.fix == "give a model folder, the checkpoint.json of an arm or a Hub id"

@@ -91,10 +91,14 @@ def resolve_checkpoint(given: str, *, revision: str | None = None) -> Checkpoint
 
 
 def _from_record(path: Path, given: str) -> Checkpoint:
-    record = read_json(path)
+    try:
+        record = read_json(path)
+    except UserError:
+        record = None
     if not isinstance(record, dict) or "model_dir" not in record:
         raise UserError(
-            "not the checkpoint.json of a training: it has no model_dir",
+            "not the checkpoint.json of a training: "
+            + ("it has no model_dir" if isinstance(record, dict) else "it is not JSON"),
             where=str(path),
             fix="give a model folder, the checkpoint.json of an arm or a Hub id",
         )
