@@ -128,7 +128,7 @@ def test_too_little_memory_names_the_batch_and_what_to_lower(places: list[str], 
 def test_zero_2_of_one_process_trains_like_plain(places: list[str], tmp_path: Path) -> None:
     config = str(SCRIPTS.parent / "config" / "ds_z2.json")
     flags = [*ODB, "--precision", "fp32"]
-    started = (sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "1", "--master_port", "0")
+    started = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "1")
     zero = summary(places, tmp_path / "zero", *flags, "--deepspeed-config", config, start=started)
     plain = summary(places, tmp_path / "plain", *flags)
     assert zero["deepspeed_stage"] == 2
