@@ -313,7 +313,13 @@ def children(pid: int) -> list[int]:
 def stop(command: list[str], number: int, log: Path) -> tuple[int, list[int]]:
     """Start, wait for two workers, send the signal; the exit status and the workers still alive."""
     with open(log, "w") as handle:
-        program = subprocess.Popen(command, stdout=handle, stderr=handle)
+        # Where the tests themselves run in the background of a script, SIGINT is ignored, which is inherited.
+        program = subprocess.Popen(
+            command,
+            stdout=handle,
+            stderr=handle,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        )
         workers: list[int] = []
         deadline = time.monotonic() + 100
         while len(workers) < 2 and program.poll() is None and time.monotonic() < deadline:
