@@ -44,7 +44,6 @@ from gpu_bench.recorder import Recorder, free_memory, table
 from gpu_bench.steps import BatchMaker, OurStep, PublishedStep, busy_share, gradient_norm, measure
 from odb_workflow.model.freeze import apply_freezing
 
-SETTLING = 8
 PARTS = ("equality", "steps", "evaluation", "end_to_end")
 
 
@@ -75,22 +74,12 @@ class Bench:
         self.batches = BatchMaker(self.config, pool, pinned=self.cuda)
 
     def odb(self, budget: int, count: int) -> list[list[int]]:
-        """``count`` groups of ODB at ``budget``, after those that settle the compiler."""
-        return self._settled(odb_groups(self.lengths, budget, self.buffer, self.args.seed), count)
+        """``count`` groups of ODB at ``budget``."""
+        return odb_groups(self.lengths, budget, self.buffer, self.args.seed)[:count]
 
     def fixed(self, size: int, count: int) -> list[list[int]]:
-        """``count`` groups of ``size`` samples in random order, after those that settle the compiler."""
-        groups = [list(range(at, at + size)) for at in range(0, len(self.lengths) - size + 1, size)]
-        return self._settled(groups, count)
-
-    def _settled(self, groups: list[list[int]], count: int) -> list[list[int]]:
-        """Ahead of ``count`` groups, ``SETTLING`` others from the smallest to the largest: the compiler makes
-        one graph for each range of sizes, seconds each, and only once in a training.
-        """
-        others = sorted(groups[count:], key=lambda group: sum(self.lengths[row] for row in group))
-        last = max(len(others) - 1, 0)
-        spread = [others[round(last * n / (SETTLING - 1))] for n in range(SETTLING)] if others else []
-        return spread + groups[:count]
+        """``count`` groups of ``size`` samples in random order."""
+        return [list(range(start * size, (start + 1) * size)) for start in range(count)]
 
 
 def measure_equality(bench: Bench) -> None:
@@ -212,7 +201,7 @@ def measure_one(
             step = OurStep(bench.model, bench.device, performance, sixteen_bit)
         try:
             batches = bench.batches(bench.shapes, groups, padding, step.pixel_dtype)
-            result = measure(step, batches, SETTLING + warm, bench.device)
+            result = measure(step, batches, warm, bench.device)
         finally:
             step.close()
         switches = {} if performance is None else {"switches": step.forward.switches}
