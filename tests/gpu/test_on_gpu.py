@@ -21,6 +21,10 @@ pytestmark = [
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "workflow_scripts"
 ODB = ["--loader", "odb", "--token-budget", "1024", "--buffer-size", "32", "--no-warmup-buffer"]
+SHARED = [
+    *("--lr", "1e-3", "--val-size", "0.1", "--max-length", "4096"),
+    *("--num-workers", "2", "--seed", "5"),
+]
 LIMITED = """
 import runpy, sys, torch
 torch.cuda.set_per_process_memory_fraction(int(sys.argv[1]) / torch.cuda.mem_get_info()[1])
@@ -58,24 +62,7 @@ def train(
         "--output-dir",
         str(out),
     ]
-    shared = [
-        "--lr",
-        "1e-3",
-        "--val-size",
-        "0.1",
-        "--max-length",
-        "4096",
-        "--num-workers",
-        "2",
-        "--seed",
-        "5",
-    ]
-    return subprocess.run(
-        [*command, *shared, "--num-workers", "2", "--seed", "5", *flags],
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    return subprocess.run([*command, *SHARED, *flags], capture_output=True, text=True, timeout=300)
 
 
 def summary(places: list[str], out: Path, *flags: str, **how: tuple[str, ...]) -> dict:

@@ -13,11 +13,11 @@ from odb_workflow.processing.identity import processor_identity
 from odb_workflow.processing.sample import SampleProcessor
 from odb_workflow.processing.template import TemplateRenderer
 from odb_workflow.processing.vision import pixels_of
-from odb_workflow.runtime.errors import UserError
-from odb_workflow.tmdb.records import BadRecord, Record, Turn
+from odb_workflow.tmdb.records import BadRecord
 from odb_workflow.tmdb.store import RecordStore
 from PIL import Image
 from tmdb_helpers import cached_processor
+from tmdb_helpers import parsed_record as make
 
 CHATML = "<|im_start|>{}\n{}<|im_end|>\n"
 VISION = "<|vision_start|><|image_pad|><|vision_end|>"
@@ -40,10 +40,6 @@ def folder(tmp_path: Path) -> Path:
     for name, (width, height) in {"a.png": (64, 64), "b.jpg": (200, 77), "wide.png": (600, 10)}.items():
         Image.fromarray(rng.integers(0, 255, (height, width, 3), dtype=np.uint8)).save(tmp_path / name)
     return tmp_path
-
-
-def make(*turns: tuple[str, str], images: tuple[str, ...] = ()) -> Record:
-    return Record("r", "made", images, tuple(Turn(role, text) for role, text in turns))
 
 
 def supervised(processor, sample) -> list[str]:
@@ -183,102 +179,6 @@ def test_truncation_and_padding_left_in_the_tokenizer_change_nothing(own_process
     own_processor.tokenizer.backend_tokenizer.enable_truncation(8)
     own_processor.tokenizer.backend_tokenizer.enable_padding(length=500)
     assert torch.equal(samples(record, 0)["input_ids"], expected)
-
-
-# The length rule
-
-
-def length_of(processor, folder: Path, record: Record) -> int:
-    return len(SampleProcessor(processor, 100_000, folder)(record, 0)["input_ids"])
-
-
-def test_exact_limit_and_one_less(processor, folder: Path) -> None:
-    record = make(("user", "<image>q"), ("assistant", "one two three four five"), images=("a.png",))
-    whole = SampleProcessor(processor, 100_000, folder)(record, 0)
-    length = len(whole["input_ids"])
-    assert len(SampleProcessor(processor, length, folder)(record, 0)["input_ids"]) == length
-    cut = SampleProcessor(processor, length - 3, folder)(record, 0)
-    for key in ("input_ids", "labels", "mm_token_type_ids", "attention_mask"):
-        assert torch.equal(cut[key], whole[key][: length - 3])
-    assert torch.equal(cut["pixel_values"], whole["pixel_values"])
-
-
-def test_never_cut_inside_or_before_an_image(processor, folder: Path) -> None:
-    record = make(
-        ("user", "q"), ("assistant", "answer"), ("user", "<image>"), ("assistant", "b"), images=("a.png",)
-    )
-    whole = SampleProcessor(processor, 100_000, folder)(record, 0)
-    last = int(whole["mm_token_type_ids"].nonzero().max()) + 1  # the vision end token follows it
-    for limit in range(last - 8, last + 1):
-        with pytest.raises(BadRecord, match="reach into an image"):
-            SampleProcessor(processor, limit, folder)(record, 0)
-    cut = SampleProcessor(processor, last + 1, folder)(record, 0)
-    assert int(cut["mm_token_type_ids"].sum()) == int(whole["mm_token_type_ids"].sum())
-
-
-def test_never_without_a_label_token(processor, folder: Path) -> None:
-    record = make(("user", "long question " * 20), ("assistant", "answer"))
-    whole = SampleProcessor(processor, 100_000, folder)(record, 0)
-    first = int((whole["labels"] != -100).nonzero().min())
-    with pytest.raises(BadRecord) as caught:
-        SampleProcessor(processor, first, folder)(record, 0)
-    assert caught.value.reason == "over_length"
-    assert f"{len(whole['input_ids'])} tokens" in caught.value.detail
-    assert int((SampleProcessor(processor, first + 1, folder)(record, 0)["labels"] != -100).sum()) == 1
-
-
-@pytest.mark.parametrize("between", ["\n", "\r\n\n", "。", "，\n", "   ", " \n \n"])
-def test_an_enormous_text_may_be_cut_after_any_word(processor, folder: Path, between: str) -> None:
-    record = make(("user", "q"), ("assistant", between.join(f"世{number}界" for number in range(2000))))
-    for end in range(3000, 3012):
-        whole, head = (SampleProcessor(processor, 100, folder) for _ in range(2))
-        head._head_characters = end
-        assert torch.equal(head(record, 0)["input_ids"], whole(record, 0)["input_ids"])
-
-
-@pytest.mark.parametrize("generic", [False, True])
-def test_an_enormous_text_is_cut_as_if_it_were_tokenized_whole(
-    processor, folder: Path, generic: bool
-) -> None:
-    text = " ".join(f"w{number}é, 世界\n{number * 7919}" for number in range(2000))
-    record = make(("user", "<image>q"), ("assistant", text), ("user", "and"), ("assistant", "b"))
-    record = make(*((turn.role, turn.text) for turn in record.turns), images=("a.png",))
-    for limit in (40, 41, 42, 43, 500):
-        whole, head = (SampleProcessor(processor, limit, folder) for _ in range(2))
-        head._head_characters = 8000
-        if generic:
-            head.vision = head._patches = None
-        ours, theirs = head(record, 0), whole(record, 0)
-        assert len(ours["input_ids"]) == limit
-        for key in ("input_ids", "labels", "mm_token_type_ids", "attention_mask"):
-            assert torch.equal(ours[key], theirs[key])
-
-
-def test_ten_megabytes_in_one_answer_are_not_tokenized(processor, folder: Path, monkeypatch) -> None:
-    samples = SampleProcessor(processor, 64, folder)
-    tokenized: list[int] = []
-    tokenize = samples._tokenize
-    monkeypatch.setattr(samples, "_tokenize", lambda text: tokenized.append(len(text)) or tokenize(text))
-    long = "one two three " * 750_000
-    sample = samples(make(("user", "q"), ("assistant", long)), 0)
-    short = samples(make(("user", "q"), ("assistant", long[:3000])), 0)
-    assert torch.equal(sample["input_ids"], short["input_ids"]) and len(sample["input_ids"]) == 64
-    assert torch.equal(sample["labels"], short["labels"])
-    assert max(tokenized) <= 300_000
-    late = make(
-        ("user", "q"), ("assistant", long), ("user", "<image>"), ("assistant", "b"), images=("a.png",)
-    )
-    with pytest.raises(BadRecord, match="reach into an image"):
-        samples(late, 0)
-    with pytest.raises(BadRecord, match=r"over_length.*leave no label token"):
-        samples(make(("user", long), ("assistant", "b")), 0)
-    with pytest.raises(BadRecord, match=r"over_length.*without the end of a word"):
-        samples(make(("user", "q"), ("assistant", "x" * 300_000)), 0)
-
-
-def test_max_length_must_make_sense(processor, folder: Path) -> None:
-    with pytest.raises(UserError, match="max_length"):
-        SampleProcessor(processor, 1, folder)
 
 
 # Other templates

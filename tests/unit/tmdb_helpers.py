@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from odb_workflow.model.load import load_processor
+from odb_workflow.tmdb.records import Record, Turn
 from PIL import Image
 
 
@@ -35,6 +36,11 @@ def record(
         "upstream": {},
         **more,
     }
+
+
+def parsed_record(*turns: tuple[str, str], images: tuple[str, ...] = ()) -> Record:
+    """A record as the store gives it: ``(role, text)`` of each turn."""
+    return Record("r", "made", images, tuple(Turn(role, text) for role, text in turns))
 
 
 def write_tmdb(folder: Path, records: list[dict[str, Any] | bytes], num_records: int | None = None) -> Path:
