@@ -117,7 +117,7 @@ def test_the_answer_holds_every_other_arm(finished: tuple) -> None:
     odb = next(answer for answer in document["answers"] if answer["arm"] == "odb")
     ratio = speeds["odb"] / speeds["standard_1"]
     assert odb["against_others"] == (
-        f"samples/s over the whole training: {ratio:.2f} times standard_1 (fixed batch 1, padded)"
+        f"samples/s over the whole training: {ratio:.2f} times standard_1 (standard, batch 1, pad)"
     )
     assert "time waiting for data" in odb["from_where"]
 

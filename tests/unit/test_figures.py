@@ -65,6 +65,7 @@ def test_no_data_draws_nothing() -> None:
     assert figures.throughput_bars([]) is None and figures.time_bars([]) is None
     assert quality_figures.valloss_by_source([], []) is None
     assert quality_figures.valloss_difference([], []) is None
+    assert quality_figures.mmmu_by_category([], [], 0.95) is None
     assert quality_figures.quality_plane([]) is None
 
 
@@ -109,3 +110,24 @@ def test_lengths_of_one_size(tmp_path: Path) -> None:
     figure = figures.lengths_and_grouping(lengths, [])
     assert figure is not None
     figure.savefig(tmp_path / "x.png")
+
+
+def test_intervals_say_their_level_and_their_n(repository: Path, tmp_path: Path) -> None:
+    root = made.write_run(tmp_path / "demo")
+    arms = [collect_arm(root, name) for name in ("odb", "standard")]
+    content = analyzed(arms, "standard", repository)
+    names = [arm.name for arm in arms]
+    categories = quality_figures.mmmu_by_category(content["arms"], names, 0.9)
+    assert "90 % interval" in all_texts(categories)
+    difference = quality_figures.valloss_difference(content["differences"], names)
+    paired = content["differences"][0]["validation_loss"]
+    counts = {"all samples": paired["mean"]["n"], **{s["source"]: s["n"] for s in paired["per_source"]}}
+    for name, count in counts.items():
+        assert f"{name} (n={count:,})" in all_texts(difference)
+
+
+def all_texts(figure: object) -> str:
+    """Every text of a figure, one a line."""
+    from matplotlib.text import Text
+
+    return "\n".join(text.get_text() for text in figure.findobj(Text))

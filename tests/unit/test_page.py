@@ -201,3 +201,24 @@ def test_sorting_and_phone_width(page: tuple[Path, dict]) -> None:
     assert found["orders"][1] == "standard odb length_grouped untrained"
     assert found["orders"][2] == "length_grouped odb standard untrained"
     assert found["width"] == 390 and found["wide"] <= 390
+
+
+def test_the_headline_says_better_or_worse_as_the_sentence_does(page: tuple[Path, dict]) -> None:
+    path, document = page
+    text = path.read_text(encoding="utf-8")
+    tiles = re.findall(r'<div class="tile">.*?</div>', text, re.DOTALL)
+    verdicts = [
+        block["sentence"].partition(":")[0]
+        for item in document["differences"]
+        if item["arm"] != "untrained"
+        for block in (item["validation_loss"], item["mmmu"])
+    ]
+    assert verdicts
+    for verdict, tile in zip(verdicts, [tile for tile in tiles if "difference</span>" in tile], strict=True):
+        assert f'<span class="soft">{verdict}</span>' in tile
+
+
+def test_windows_and_published_losses_are_explained(page: tuple[Path, dict]) -> None:
+    text = " ".join(page[0].read_text(encoding="utf-8").split())
+    assert "up to ten pieces of about equal time" in text
+    assert "as published, kind not stated" in text

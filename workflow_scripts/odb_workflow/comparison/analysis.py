@@ -16,7 +16,7 @@ from .differences import adjust_mcnemar, difference
 from .fairness import fairness
 from .metrics import is_finite
 from .published import published_rows
-from .rows import arm_row
+from .rows import arm_row, arm_words
 from .statistics import LEVEL, above_chance, proportion
 from .throughput import steady_estimate, time_shares, window_rates
 
@@ -158,11 +158,7 @@ def against_others(row: dict[str, Any], others: Sequence[dict[str, Any]]) -> str
     for other in others:
         speed = other["metrics"]["samples_per_second"]
         if is_finite(own) and is_finite(speed) and speed:
-            settings = other["settings"]
-            size = settings.get("fixed_batch_size")
-            words = [f"fixed batch {size}"] if size else [LOADER_KINDS.get(other["loader"], "unknown loader")]
-            words.append("packed" if settings.get("padding") == "pack" else "padded")
-            parts.append(f"{own / speed:.2f} times {other['name']} ({', '.join(words)})")
+            parts.append(f"{own / speed:.2f} times {other['name']} ({arm_words(other)})")
     return "samples/s over the whole training: " + "; ".join(parts) if parts else None
 
 

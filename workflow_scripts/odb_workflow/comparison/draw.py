@@ -105,7 +105,7 @@ def draw_all(
             "mmmu_by_category",
             "MMMU-MC per category",
             "Wilson intervals; overlapping intervals of paired results are no test, the table above has it.",
-            lambda: quality_figures.mmmu_by_category(rows, names),
+            lambda: quality_figures.mmmu_by_category(rows, names, comparison["level"]),
         ),
     )
     drawn = []

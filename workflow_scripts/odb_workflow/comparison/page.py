@@ -13,6 +13,7 @@ from markupsafe import Markup
 
 from .claims import interval_text, p_text
 from .metrics import METRICS, is_finite
+from .rows import arm_words
 from .text_tables import cell
 
 TEMPLATE = "page.html.j2"
@@ -77,16 +78,6 @@ class Numbers:
             return Markup("{} [no interval]").format(value)
         ends = [self._tag(f"{path}.{end}", f"{stored[end] * scale:.{digits}f}") for end in ("low", "high")]
         return Markup("{} [{}, {}]").format(value, *ends)
-
-
-def arm_words(row: dict[str, Any]) -> str:
-    """Loader and its main setting, in a few words."""
-    settings, words = row["settings"], [str(row["loader"])]
-    if row["loader"] in ("standard", "length_grouped") and "fixed_batch_size" in settings:
-        words.append(f"batch {settings['fixed_batch_size']}")
-    elif "token_budget" in settings:
-        words.append(f"budget {settings['token_budget']:,}")
-    return ", ".join([*words, *([str(settings["padding"])] if "padding" in settings else [])])
 
 
 def fact_text(value: Any) -> str:

@@ -65,13 +65,14 @@ def valloss_difference(differences: Sequence[dict[str, Any]], order: Sequence[st
             if part is None or not is_finite(part["value"]):
                 continue
             if part["low"] is not None:
-                axes.plot(
-                    [part["low"], part["high"]], [position + offset] * 2, color=style.color, linewidth=2
-                )
+                ends = [part["low"], part["high"]]
+                axes.plot(ends, [position + offset] * 2, color=style.color, linewidth=2, marker="|")
             axes.plot(part["value"], position + offset, color=style.color, marker=style.marker, markersize=6,
                       linestyle="", label=None if labelled else item["arm"])  # fmt: skip
             labelled = True
-    axes.set_yticks(range(len(names)), names)
+    counts = {s["source"]: s["n"] for d in found for s in d["validation_loss"]["per_source"]}
+    counts["all samples"] = max(d["validation_loss"]["mean"]["n"] for d in found)
+    axes.set_yticks(range(len(names)), [f"{name} (n={counts[name]:,})" for name in names])
     axes.set_ylim(len(names) - 0.5, -0.5)
     figure_title(figure, f"Validation loss minus that of {found[0]['reference']} (nat)")
     axes.set_xlabel("difference; left of zero is better")
@@ -79,7 +80,7 @@ def valloss_difference(differences: Sequence[dict[str, Any]], order: Sequence[st
     return figure
 
 
-def mmmu_by_category(rows: Sequence[dict[str, Any]], order: Sequence[str]) -> Any | None:
+def mmmu_by_category(rows: Sequence[dict[str, Any]], order: Sequence[str], level: float) -> Any | None:
     """MMMU-MC per category with Wilson intervals."""
     rows = [row for row in rows if row["mmmu_per_category"]]
     if not rows:
@@ -106,7 +107,7 @@ def mmmu_by_category(rows: Sequence[dict[str, Any]], order: Sequence[str]) -> An
         axes.axvline(100 * chances[0], color=SOFT, linestyle=":", linewidth=1.4, label="guessing")
     axes.set_yticks(range(len(names)), [f"{name} (n={counts[name]:,})" for name in names])
     axes.set_ylim(len(names) - 0.5, -0.5)
-    figure_title(figure, "MMMU-MC per category (% right, 95 % interval)")
+    figure_title(figure, f"MMMU-MC per category (% right, {100 * level:.0f} % interval)")
     axes.set_xlabel("% of questions answered right")
     legend_below(figure, axes)
     return figure

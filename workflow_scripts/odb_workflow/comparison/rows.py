@@ -166,3 +166,13 @@ def arm_row(arm: ArmResult, level: float) -> dict[str, Any]:
         "excluded": arm.first("excluded") if any(run.benchmark for run in arm.runs) else {},
         "problems": problems,
     }
+
+
+def arm_words(row: dict[str, Any]) -> str:
+    """Loader and its main setting, in a few words."""
+    settings, words = row["settings"], [str(row["loader"])]
+    if row["loader"] in ("standard", "length_grouped") and "fixed_batch_size" in settings:
+        words.append(f"batch {settings['fixed_batch_size']}")
+    elif "token_budget" in settings:
+        words.append(f"budget {settings['token_budget']:,}")
+    return ", ".join([*words, *([str(settings["padding"])] if "padding" in settings else [])])

@@ -121,7 +121,14 @@ def markdown_text(comparison: dict[str, Any], figures: list[dict[str, str]]) -> 
     )
     lines += ["## Published figures (not measured here)", ""]
     lines += _table(
-        ["Path", "Loader", "samples/s", "ratio", "validation loss (as published)", "MMMU-MC (%)"],
+        [
+            "Path",
+            "Loader",
+            "samples/s",
+            "ratio",
+            "validation loss (as published, kind not stated)",
+            "MMMU-MC (%)",
+        ],
         [
             [
                 row["path"],
