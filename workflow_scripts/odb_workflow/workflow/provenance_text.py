@@ -26,11 +26,11 @@ def provenance_text(records: dict[str, Any]) -> str:
 
 
 def _facts(record: dict[str, Any]) -> dict[str, str | None]:
-    made = record.get("provenance") if isinstance(record.get("provenance"), dict) else record
+    # A training writes its own; that of the program which completed the record is the second choice.
+    made = record if record.get("git") else record.get("provenance") or {}
     git, data = made.get("git") or {}, record.get("data") or {}
     commit = str(git.get("commit") or "")[:10]
     checksum = data.get("records_sha256") if isinstance(data, dict) else None
-    builder = data.get("builder") if isinstance(data, dict) else None
     versions = made.get("versions") or {}
     device = record.get("device") or (record.get("config") or {}).get("device")
     return {
@@ -38,20 +38,19 @@ def _facts(record: dict[str, Any]) -> dict[str, str | None]:
         "commit": f"{commit} (with uncommitted changes)" if commit and git.get("dirty") else commit,
         "device": device,
         "data": f"records.jsonl sha256 {checksum[:12]}" if checksum else None,
-        "builder": _builder(builder),
-        "model": record.get("path") or record.get("model"),
+        "builder": _builder(record.get("builder")),
+        "model": record.get("path") or (record.get("base_model") or {}).get("path"),
         "versions": ", ".join(f"{name} {versions[name]}" for name in KEY_PACKAGES if versions.get(name)),
-        "command": _command(str(made.get("command") or "")),
+        "command": _shortened(str(made.get("command") or "")),
     }
 
 
-def _command(text: str) -> str | None:
-    if "record_run.py" in text:  # the program that wrote the record; the training's own is in its summary
-        return None
+def _shortened(text: str) -> str:
     return text if len(text) <= COMMAND_CHARACTERS else text[: COMMAND_CHARACTERS - 1] + "…"
 
 
 def _builder(builder: Any) -> str | None:
     if not isinstance(builder, dict):
-        return str(builder) if builder else None
-    return ", ".join(f"{key} {value}" for key, value in builder.items() if isinstance(value, str)) or None
+        return None
+    shown = ("kind", "repo", "ref", "commit")
+    return ", ".join(f"{key} {builder[key]}" for key in shown if builder.get(key)) or None
