@@ -73,6 +73,7 @@ def test_all_faults_are_listed_with_their_flags() -> None:
         (["--buffer-size", "99"], False),
         (["--padding", "pack"], False),
         (["--train-size", "9"], False),
+        (["--optimizer-states", "16bit"], False),
     ],
 )
 def test_identity_holds_what_decides_the_result(flags: list[str], same: bool) -> None:

@@ -160,6 +160,7 @@ def test_missing_key(checkout: Path) -> None:
         ({"split": {"mode": "tail"}}, "split.val_start is needed"),
         ({"split": {"val_size": 1.5}}, "must be whole"),
         ({"training": {"precision": "fp16"}}, "needs device cuda"),
+        ({"training": {"optimizer_states": "16bit"}}, "16bit needs precision bf16 and no DeepSpeed"),
         ({"run": "a b"}, "letters, digits, - and _ only"),
         ({"seeds": [1, 1]}, "a seed stands twice"),
         ({"training": {"lr": float("nan")}}, "finite number"),

@@ -43,6 +43,10 @@ ROWS = {
     "machines": ("training={num_machines: 2}", TRAININGS),
     "DeepSpeed": ("training={deepspeed_config: config/ds_z2.json}", TRAININGS),
     "precision of training": ("training={precision: bf16}", {**TRAININGS, "valloss": 3, "mmmu": 3}),
+    "optimizer states": (
+        "training={precision: bf16, optimizer_states: 16bit}",
+        {**TRAININGS, "valloss": 3, "mmmu": 3},
+    ),
     "train size": ("split={train_size: 100}", {**TRAININGS, "data_report": 1}),
     "split seed": ("split={split_seed: 3}", {**TRAININGS, "valloss": 3, "data_report": 1}),
     "longest sample": ("model={max_length: 1024}", VALIDATION),

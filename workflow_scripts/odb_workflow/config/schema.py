@@ -153,6 +153,11 @@ class Config(Block):
             faults.append(f"a seed (seeds, training.seed) is above {MAX_SEED}")
         if self.device == "cpu" and self.training.precision == "fp16":
             faults.append("training.precision fp16 needs device cuda")
+        training = self.training
+        if training.optimizer_states == "16bit" and (
+            training.precision != "bf16" or training.deepspeed_config
+        ):
+            faults.append("training.optimizer_states 16bit needs precision bf16 and no DeepSpeed")
         if faults:
             raise ValueError("; ".join(faults))
         return self

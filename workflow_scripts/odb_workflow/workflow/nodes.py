@@ -8,7 +8,8 @@ import subprocess
 
 from ..runtime.errors import UserError
 
-FIRST_PORT, PORTS = 20000, 20000
+FIRST_PORT, PORTS = 20000, 12000
+"""Below the range from which Linux takes the ports of outgoing connections (from 32768)."""
 
 
 def job_port() -> int:

@@ -55,7 +55,6 @@ def run_of(workflow: Any, config: Mapping[str, Any], checkout: Path) -> Run:
         run = Run(load(), checkout, python)
         if not workflow.is_main_process or as_module:
             return run
-        check_arm_targets(sys.argv[1:], run.arms)
         return _guarded(run, requested_targets(sys.argv[1:], run.arms), load)
     except UserError as error:
         raise WorkflowError(f"\n{error}") from None
@@ -63,35 +62,27 @@ def run_of(workflow: Any, config: Mapping[str, Any], checkout: Path) -> Run:
 
 def requested_targets(arguments: Sequence[str], arms: Sequence[str]) -> list[str]:
     """Targets named on Snakemake's command line; it tells them to the workflow only after reading the
-    Snakefile."""
-    known = {*TARGETS, *RULES, *(f"{kind}_{arm}" for kind in ("train", "eval", "all") for arm in arms)}
-    counts = {"-c", "--cores", "-j", "--jobs"}  # `--cores all` is no target
-    before = ["", *arguments]
-    return [
-        name
-        for option, name in zip(before, arguments, strict=False)
-        if name in known and option not in counts
-    ]
-
-
-def check_arm_targets(arguments: Sequence[str], arms: Sequence[str]) -> None:
-    """Refuse ``train_ARM``, ``eval_ARM`` and ``all_ARM`` of an arm that the configuration does not have.
+    Snakefile.
 
     Raises:
-        UserError: names the arms there are, and the nearest one.
+        UserError: ``train_ARM``, ``eval_ARM`` or ``all_ARM`` of an arm that the configuration does not have.
     """
-    known = {*TARGETS, *RULES}
-    for before, name in zip(["", *arguments], arguments, strict=False):
+    kinds = ("train", "eval", "all")
+    known = {*TARGETS, *RULES, *(f"{kind}_{arm}" for kind in kinds for arm in arms)}
+    counts = {"-c", "--cores", "-j", "--jobs"}  # `--cores all` is no target
+    targets = []
+    for option, name in zip(["", *arguments], arguments, strict=False):
         kind, _, arm = name.partition("_")
-        asked = kind in ("train", "eval", "all") and arm.isidentifier()
-        if not asked or name in known or arm in arms or before.startswith("-"):
-            continue
-        near = nearest(arm, arms)
-        raise UserError(
-            f"there is no arm {arm!r}" + (f"; did you mean {near!r}?" if near else ""),
-            where=name.replace("_", "-", 1),
-            fix=f"the arms of this configuration: {', '.join(arms)}; others are added under arms:",
-        )
+        if name in known:
+            targets += [] if option in counts else [name]
+        elif kind in kinds and arm.isidentifier():
+            near = nearest(arm, arms)
+            raise UserError(
+                f"there is no arm {arm!r}" + (f"; did you mean {near!r}?" if near else ""),
+                where=name.replace("_", "-", 1),
+                fix=f"the arms of this configuration: {', '.join(arms)}; others are added under arms:",
+            )
+    return targets
 
 
 def _guarded(run: Run, targets: list[str], load: Any) -> Run:
