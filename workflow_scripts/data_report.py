@@ -17,7 +17,7 @@ from pathlib import Path
 
 from odb_workflow.runtime.errors import run_main
 
-CODE_VERSION = 1
+CODE_VERSION = 2
 
 
 def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:

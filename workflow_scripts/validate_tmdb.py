@@ -21,7 +21,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # the pool is the para
 
 from odb_workflow.runtime.errors import run_main
 
-CODE_VERSION = 1
+CODE_VERSION = 2
 
 
 def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
