@@ -102,6 +102,9 @@ def test_faults_of_the_folder_are_named(tmp_path: Path) -> None:
     folder = raw(tmp_path / "d", line(0) + b"\n", 2)
     with pytest.raises(UserError, match="says num_records 2"):
         RecordStore(folder)
+    (folder / "metadata.json").write_text('{"num_records": true}')
+    with pytest.raises(UserError, match="says num_records True"):
+        RecordStore(folder)
     (folder / "metadata.json").unlink()
     with pytest.raises(UserError, match="did not finish"):
         RecordStore(folder)
@@ -111,6 +114,12 @@ def test_faults_of_the_folder_are_named(tmp_path: Path) -> None:
     (tmp_path / "half" / "metadata.json").write_text('{"num_records": 1}')
     with pytest.raises(UserError, match="cannot open the records"):
         RecordStore(tmp_path / "half")
+
+
+def test_byte_order_mark_in_the_metadata(tmp_path: Path) -> None:
+    folder = raw(tmp_path / "d", line(0) + b"\n", 1)
+    (folder / "metadata.json").write_text('{"num_records": 1}', encoding="utf-8-sig")
+    assert len(RecordStore(folder)) == 1
 
 
 def test_bad_record_is_named(tmp_path: Path) -> None:

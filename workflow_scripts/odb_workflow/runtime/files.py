@@ -83,13 +83,13 @@ def atomic_write_jsonl(path: str | Path, rows: Iterable[Any]) -> int:
 
 
 def read_json(path: str | Path) -> Any:
-    """Read a JSON file.
+    """Read a JSON file; a byte-order mark, which some editors write, is passed over.
 
     Raises:
         UserError: the file is missing, unreadable or not JSON; names the file.
     """
     try:
-        return json.loads(Path(path).read_text(encoding="utf-8"))
+        return json.loads(Path(path).read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
         raise UserError("file not found", where=str(path)) from None
     except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:

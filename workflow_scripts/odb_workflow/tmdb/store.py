@@ -107,7 +107,7 @@ class RecordStore:
             )
         self._load_index()
         declared = self.metadata.get("num_records") if isinstance(self.metadata, dict) else None
-        if declared != len(self):
+        if isinstance(declared, bool) or declared != len(self):  # true equals 1
             raise UserError(
                 f"{METADATA_NAME} says num_records {declared}, {RECORDS_NAME} holds {len(self)} records",
                 where=str(self.data_dir),

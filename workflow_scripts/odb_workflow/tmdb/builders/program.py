@@ -204,7 +204,7 @@ def check_contract(folder: Path) -> dict[str, Any]:
             "the TMDB is empty: records.jsonl has no record", where=str(records_file), fix="raise its sizes"
         )
     claimed = metadata.get("num_records")
-    if claimed != count:
+    if isinstance(claimed, bool) or claimed != count:  # true equals 1
         raise UserError(
             f"metadata.json says num_records {json.dumps(claimed)}, records.jsonl has {count}",
             where=str(folder),
