@@ -22,6 +22,7 @@ from .guard import (
     read_last_run,
     recorded_layers,
 )
+from .signals import pass_on_sigterm
 
 
 def run_of(workflow: Any, config: Mapping[str, Any], checkout: Path) -> Run:
@@ -38,6 +39,8 @@ def run_of(workflow: Any, config: Mapping[str, Any], checkout: Path) -> Run:
     """
     from snakemake.exceptions import WorkflowError
 
+    if not workflow.is_main_process:
+        pass_on_sigterm()
     settings = workflow.config_settings
     as_module = dict(config) != dict(settings.overwrite_config)
 
