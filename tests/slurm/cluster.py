@@ -1,8 +1,9 @@
 """A real SLURM on one machine, for tests: munged, slurmctld and several slurmd, all under one folder.
 
-Nothing outside that folder is touched: the commands find the cluster through ``SLURM_CONF`` and its own munge
-socket. The GPUs are device files that behave like the null device, so SLURM places and binds them as it would
-real ones (``CUDA_VISIBLE_DEVICES`` is set), while nothing can compute on them.
+Nothing outside that folder is touched but SLURM's own cgroups: the commands find the cluster through
+``SLURM_CONF`` and its own munge socket. The GPUs are device files that behave like the null device, so SLURM
+places and binds them as it would real ones (``CUDA_VISIBLE_DEVICES`` is set), while nothing can compute on
+them.
 """
 
 from __future__ import annotations
@@ -17,10 +18,14 @@ import stat
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 PROGRAMS = ("slurmctld", "slurmd", "sbatch", "squeue", "munged", "mungekey")
+FREEZER = Path("/sys/fs/cgroup/freezer")
+"""Where it can be written, processes are tracked by cgroup, as on real clusters: SLURM then signals the first
+process of a step alone, elsewhere each of them."""
 
 
 def missing_requirement() -> str | None:
@@ -40,6 +45,19 @@ def _free_ports(count: int) -> list[int]:
         for item in sockets:
             item.bind(("127.0.0.1", 0))
         return [item.getsockname()[1] for item in sockets]
+
+
+def wait_until(ready: Callable[[], object], what: str, seconds: float) -> None:
+    """Ask until ``ready()`` is true.
+
+    Raises:
+        TimeoutError: it was not in time; the message names ``what``.
+    """
+    deadline = time.monotonic() + seconds
+    while not ready():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{what}: not within {seconds:.0f} s")
+        time.sleep(0.2)
 
 
 @dataclass
@@ -110,12 +128,40 @@ class Cluster:
             except subprocess.TimeoutExpired:
                 daemon.kill()
         self.daemons.clear()
+        for node in range(1, self.nodes + 1):
+            for folder, _, _ in os.walk(FREEZER / f"slurm_ci{node}", topdown=False):
+                with contextlib.suppress(OSError):  # a process that is only just ending
+                    os.rmdir(folder)
 
     def finished_jobs(self) -> list[dict[str, str]]:
         """One dictionary per ended job, from the completion log (``JobId``, ``JobState``, ``Tres`` ...)."""
         log = self.folder / "jobcomp.log"
         lines = log.read_text().splitlines() if log.exists() else []
         return [dict(item.split("=", 1) for item in line.split() if "=" in item) for line in lines]
+
+    def states(self, jobs: list[str], seconds: float = 30) -> list[str]:
+        """How each of these jobs ended, in order; waits until all of them have.
+
+        Raises:
+            TimeoutError: one did not end in time.
+        """
+        ended: dict[str, str] = {}
+
+        def all_ended() -> bool:
+            ended.update({job["JobId"]: job["JobState"] for job in self.finished_jobs()})
+            return set(jobs) <= set(ended)
+
+        wait_until(all_ended, f"end of jobs {jobs}", seconds)
+        return [ended[job] for job in jobs]
+
+    def nodes_of_step(self, job: str) -> list[str]:
+        """Nodes on which the first step of a job was started, once for each task."""
+        return [
+            log.name.split(".")[1]
+            for log in sorted(self.folder.glob("slurmd.*.log"))
+            for line in log.read_text(errors="replace").splitlines()
+            if f"launch task StepId={job}.0 " in line
+        ]
 
     def _daemon(self, *command: str) -> None:
         log = open(self.folder / f"{command[0]}.{len(self.daemons)}.out", "wb")  # noqa: SIM115 - lives as long as the daemon
@@ -165,7 +211,7 @@ class Cluster:
             "SlurmdParameters=config_overrides",
             "MailProg=/bin/true",
             "MpiDefault=none",
-            "ProctrackType=proctrack/linuxproc",
+            f"ProctrackType=proctrack/{'cgroup' if os.access(FREEZER, os.W_OK) else 'linuxproc'}",
             "TaskPlugin=task/none",
             "JobAcctGatherType=jobacct_gather/linux",
             "JobAcctGatherFrequency=5",
@@ -195,7 +241,9 @@ class Cluster:
         lines.append("PartitionName=debug Nodes=ALL Default=YES MaxTime=60 DefaultTime=10 State=UP")
         (folder / "slurm.conf").write_text("\n".join(lines) + "\n")
         (folder / "gres.conf").write_text("\n".join(gres) + "\n")
-        (folder / "cgroup.conf").write_text("CgroupAutomount=no\n")
+        (folder / "cgroup.conf").write_text(
+            f"CgroupPlugin=cgroup/v1\nCgroupAutomount=no\nCgroupMountpoint={FREEZER.parent}\n"
+        )
 
     def _write_commands(self) -> None:
         (self.folder / "bin").mkdir(exist_ok=True)

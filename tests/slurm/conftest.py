@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from .cluster import Cluster, missing_requirement, running_cluster
+from .commands import make_data
 
 
 @pytest.fixture(scope="session")
@@ -25,3 +26,11 @@ def cluster() -> Iterator[Cluster]:
             yield started
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def small_data(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Data and base model of the small trainings, made once; each test copies the folder."""
+    folder = tmp_path_factory.mktemp("small") / "data"
+    make_data(folder)
+    return folder
