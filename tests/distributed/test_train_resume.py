@@ -158,3 +158,18 @@ def test_a_finished_arm_is_trained_anew(given: TrainingInput, tmp_path: Path) ->
     run.wait()
     assert run.statuses == [0]
     assert (out / "checkpoint" / "config.json").exists()
+
+
+def test_a_training_that_had_ended_is_published_and_not_trained_again(
+    given: TrainingInput, tmp_path: Path
+) -> None:
+    """Snakemake deletes the outputs of a training whose end it did not see, and gives the same command."""
+    flags, out = "--loader standard --fixed-batch-size 6", tmp_path / "standard"
+    trained(given, out, flags, ranks=2)
+    declared = [out / name for name in ("train_summary_standard.json", "step_log.jsonl", "checkpoint.json")]
+    before = [file.read_bytes() for file in declared]
+    for file in declared:
+        file.unlink()
+    again = trained(given, out, flags, ranks=2)
+    assert "this training had ended before: its results are published" in again.log
+    assert [file.read_bytes() for file in declared] == before

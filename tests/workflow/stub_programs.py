@@ -11,7 +11,7 @@ from pathlib import Path
 
 STUB = '''\
 """Stand-in for {name}."""
-import json, os, pathlib, sys
+import json, os, pathlib, sys, time
 CODE_VERSION = {version}
 arguments = sys.argv[1:]
 
@@ -63,7 +63,10 @@ BODIES = {
         'write(out / "step_log.jsonl", "{}")\n'
         'saved = value("--save-final-model") == "1"\n'
         'write(out / "checkpoint" / "weights", "weights")\n'
-        'write(out / "checkpoint.json", {"model_dir": "checkpoint", "saved": saved, "flags": arguments})'
+        'files = [{"path": "weights", "bytes": 7}]\n'
+        'record = {"model_dir": "checkpoint", "saved": saved, "files": files, "flags": arguments}\n'
+        'write(out / "checkpoint.json", record)\n'
+        'time.sleep(float(os.environ.get("STUB_SLEEP", "0")))'
     ),
     "eval_valloss": (
         'for name in ("eval_results.json", "all_results.json", "per_sample_losses.jsonl"):\n'

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -31,14 +32,33 @@ def folder_lock(folder: str | Path, purpose: str) -> Iterator[None]:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            holder = os.pread(descriptor, 200, 0).decode("utf-8", "replace").strip() or "unknown"
+            holder = _named(descriptor)
             raise UserError(
                 f"cannot start {purpose}: another process is writing here ({holder})",
                 where=str(folder),
                 fix="wait for it, or stop that process, then run the same command again",
             ) from None
         os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, f"pid {os.getpid()}, {purpose}\n".encode(), 0)
+        os.pwrite(descriptor, f"pid {os.getpid()} on {socket.gethostname()}, {purpose}\n".encode(), 0)
         yield
     finally:
         os.close(descriptor)
+
+
+def lock_holder(folder: str | Path) -> str | None:
+    """Who holds the lock of ``folder``: process id, host and purpose; None where it is free."""
+    try:
+        descriptor = os.open(Path(folder) / LOCK_NAME, os.O_RDONLY)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return _named(descriptor)
+    finally:
+        os.close(descriptor)
+    return None
+
+
+def _named(descriptor: int) -> str:
+    return os.pread(descriptor, 200, 0).decode("utf-8", "replace").strip() or "unknown"

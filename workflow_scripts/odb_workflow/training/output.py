@@ -13,11 +13,11 @@ from safetensors import SafetensorError
 
 from ..runtime.errors import UserError
 from ..runtime.files import atomic_directory, atomic_write_json, read_ends, read_json, sha256_file
+from .finished import FINISHED_NAME, RECORD_NAME
 
 logger = logging.getLogger(__name__)
 
 CHECKPOINT_NAME = "checkpoint"
-RECORD_NAME = "checkpoint.json"
 IDENTITY_NAME = ".arm_identity.json"
 RUN_RECORD_NAME = "run_record.json"
 EVALUATIONS = ("eval_out_accelerate_valloss", "mmmu_mc_likelihood_accelerate")
@@ -53,7 +53,7 @@ def begin_training(folder: Path, model: str, arm: str) -> None:
     atomic_write_json(folder / IDENTITY_NAME, {"model": model, "arm": arm})
     for path in [folder / RECORD_NAME, *folder.glob("train_summary_*.json"), folder / RUN_RECORD_NAME]:
         path.unlink(missing_ok=True)
-    for name in (CHECKPOINT_NAME, *EVALUATIONS):
+    for name in (CHECKPOINT_NAME, FINISHED_NAME, *EVALUATIONS):
         if (folder / name).exists():
             shutil.rmtree(folder / name)
 

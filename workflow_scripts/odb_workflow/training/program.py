@@ -37,12 +37,14 @@ from .batch_size import StepRehearsal, choose_batch_size
 from .data import TrainingData, load_training_data
 from .engines import DeepSpeedEngine, OptimizerSettings, PlainEngine
 from .faults import setup_is_done
+from .finished import keep_finished, publish_finished
 from .loop import train_epochs
 from .process import StopRequest
 from .resume import ResumePoint, find_resume_point, remove_resume_points, restore_random_state
 from .run import TrainingRun
 from .setup import check_equal_on_ranks, deepspeed_settings, make_accelerator, use_cpu
 from .staging import staged_copy
+from .step_log import STEP_LOG_NAME
 from .steps import Mover
 from .summary import training_summary
 
@@ -90,6 +92,12 @@ def train(args: argparse.Namespace, code_version: int, process_start: float) -> 
         fingerprint = _fingerprint(args, deepspeed, data, world_size)
         check_equal_on_ranks(ranks, fingerprint["arguments"] | {"data": fingerprint["data"]})
         setup_is_done()
+        ended = fingerprint | {
+            "code_version": code_version,
+            "attn_implementation": args.attn_implementation,
+        }
+        if _published_again(args, ended, ranks):
+            return 0
         point = _find_point(args, fingerprint, ranks)
 
         forward, frozen = _build_model(args, performance, device, data)
@@ -194,7 +202,7 @@ def train(args: argparse.Namespace, code_version: int, process_start: float) -> 
                 batch_size_search=run.batch_size_search,
                 deepspeed_stage=deepspeed["zero_optimization"]["stage"] if deepspeed else None,
             )
-            _write_results(args, summary, fingerprint)
+            _write_results(args, summary, fingerprint, ended)
         ranks.barrier()
     return 0
 
@@ -240,6 +248,16 @@ def _find_point(args: argparse.Namespace, fingerprint: dict[str, Any], ranks: Ra
         output.check_folder(args.output_dir, args.model, args.arm)
         point = find_resume_point(args.output_dir, fingerprint)
     return ranks.broadcast_object(point)
+
+
+def _published_again(args: argparse.Namespace, ended: dict[str, Any], ranks: Ranks) -> bool:
+    """This training had ended, only its Snakemake had not seen it: rank 0 publishes its results again."""
+    published = False
+    if ranks.is_main and publish_finished(args.output_dir, ended, bool(args.save_final_model)):
+        published = True
+        remove_resume_points(args.output_dir)
+        logger.info("this training had ended before: its results are published, nothing is trained again")
+    return ranks.broadcast_object(published)
 
 
 def _build_model(
@@ -291,14 +309,19 @@ def _tracker(accelerator: Any) -> Any:
     return log
 
 
-def _write_results(args: argparse.Namespace, summary: dict[str, Any], fingerprint: dict[str, Any]) -> None:
+def _write_results(
+    args: argparse.Namespace, summary: dict[str, Any], fingerprint: dict[str, Any], ended: dict[str, Any]
+) -> None:
     folder = args.output_dir
     plain = {key: str(value) if isinstance(value, Path) else value for key, value in vars(args).items()}
     atomic_write_json(
         folder / output.RUN_RECORD_NAME, provenance() | {"arguments": plain, "fingerprint": fingerprint}
     )
-    atomic_write_json(folder / f"train_summary_{args.arm}.json", summary)
+    summary_name = f"train_summary_{args.arm}.json"
+    atomic_write_json(folder / summary_name, summary)
     output.write_checkpoint_record(folder, args.arm, args.model, bool(args.save_final_model))
+    names = [summary_name, STEP_LOG_NAME, output.RUN_RECORD_NAME, output.RECORD_NAME]
+    keep_finished(folder, names, ended)
     remove_resume_points(folder)
     logger.info(
         "%s: %d samples in %d steps, %.1f samples/s, %.0f real tokens/s, mean loss %.4f, padding %.1f %%",

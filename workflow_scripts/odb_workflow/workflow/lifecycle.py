@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from ..config.load import Loaded
 from ..config.schema import Config
 from ..runtime.errors import UserError
 from ..runtime.files import atomic_write_text
+from ..training.finished import FINISHED_NAME
 from .guard import write_last_run
 from .paths import Paths
 from .preflight import checks, uses_devices
@@ -85,12 +88,12 @@ class Lifecycle:
         """Before the first job: banner, checks that stop the run, merged configuration.
 
         Raises:
-            snakemake.exceptions.WorkflowError: the run cannot work, or would overwrite another model's
-            training.
+            SystemExit: the run cannot work, or would overwrite another model's training.
         """
-        from snakemake.exceptions import WorkflowError
-
         print(self.banner(), file=sys.stderr, flush=True)
+        jobs = list(workflow.dag.needrun_jobs())
+        written = {file for job in jobs for file in job.output}
+        used = {file for job in jobs for file in job.input} - written
         self.targets = [str(target) for target in workflow.dag_settings.targets]
         limit = getattr(workflow.global_resources.get("gpu"), "value", None)
         error = self.stop_at_start or checks(
@@ -100,9 +103,16 @@ class Lifecycle:
             requests={stage: self.gpus(stage) for stage in ("train", "evaluate")},
             limit=limit,
             local=workflow.local_exec,
+            written={os.path.dirname(file) for file in written},
+            evaluated=sorted(file for file in used if os.path.basename(file) == "checkpoint.json"),
         )
         if error:
-            raise WorkflowError(f"\n{error}")
+            refuse(error)
+        for job in jobs:
+            # Trained again although Snakemake saw the training end: what the last one left is not wanted.
+            file = job.output.get("checkpoint")
+            if file and os.path.exists(file) and not workflow.async_run(workflow.persistence.incomplete(job)):
+                shutil.rmtree(Path(file).parent / FINISHED_NAME, ignore_errors=True)
         self.write_merged_config()
         if uses_devices(self.targets):
             write_last_run(self.paths.output)
@@ -126,6 +136,12 @@ class Lifecycle:
             print(f"\nlast lines of {file}:", file=sys.stderr)
             print(last_lines(file), file=sys.stderr, flush=True)
         print(f"\n{WAY_ON}", file=sys.stderr, flush=True)
+
+
+def refuse(error: UserError) -> NoReturn:
+    """End this Snakemake with the message alone; it would frame an exception with places in the rules."""
+    print(f"error: {error}", file=sys.stderr, flush=True)
+    sys.exit(1)
 
 
 def last_lines(file: str, count: int = LAST_LINES, *, size: int = 64_000, indent: str = "    ") -> str:

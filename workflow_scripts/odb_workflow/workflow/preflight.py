@@ -10,11 +10,13 @@ from pathlib import Path
 
 from ..config.schema import Config
 from ..runtime.errors import UserError, combine_errors
+from ..runtime.lock import lock_holder
 from ..tmdb.builders.program import foreign_folder_fault
 from .flags import find_file
 from .gpus import visible_devices
 from .paths import Paths
 from .ports import choose_port
+from .status import checkpoint_fault
 
 TORCH_FROM, TORCH_BELOW = (2, 9), (2, 15)
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+\Z")
@@ -116,6 +118,19 @@ def file_faults(config: Config, checkout: Path) -> list[str]:
     return faults
 
 
+def busy_faults(folders: Iterable[str]) -> list[str]:
+    """Folders that another process writes to. Snakemake would delete the outputs there before the job that
+    refuses, and with them what an orphan of a killed Snakemake has just finished.
+    """
+    return [
+        f"{folder}: another process is writing there ({holder}). Wait until it has ended, or stop it (`kill` "
+        "with that process id on that host lets a training write its resume point); then give the same "
+        "command again"
+        for folder in sorted(set(folders))
+        if (holder := lock_holder(folder))
+    ]
+
+
 def checks(
     config: Config,
     checkout: Path,
@@ -124,11 +139,23 @@ def checks(
     requests: dict[str, int],
     limit: int | None,
     local: bool,
+    written: Iterable[str] = (),
+    evaluated: Iterable[str] = (),
     devices: Callable[[], list[str]] = visible_devices,
     torch_version: Callable[[], str | None] = installed_torch,
 ) -> UserError | None:
-    """All faults that can be seen before the first job, as one error; None when there are none."""
-    faults = [*file_faults(config, checkout)]
+    """All faults that can be seen before the first job, as one error; None when there are none.
+
+    Args:
+        targets: Of the command line.
+        requests: GPUs per job of each stage.
+        limit: Snakemake's limit on the resource `gpu`.
+        local: Jobs run on this machine.
+        written: Folders that jobs of this run write to.
+        evaluated: ``checkpoint.json`` of finished trainings that jobs of this run evaluate.
+    """
+    faults = [*file_faults(config, checkout), *busy_faults(written)]
+    faults += [fault for file in evaluated if (fault := checkpoint_fault(Path(file)))]
     found = [model_fault(config)]
     if uses_devices(targets):
         found.append(torch_fault(torch_version()))

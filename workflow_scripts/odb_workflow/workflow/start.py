@@ -22,7 +22,14 @@ from .guard import (
     read_last_run,
     recorded_layers,
 )
+from .lifecycle import refuse
+from .paths import Paths
 from .signals import pass_on_sigterm
+
+GONE = (
+    "or its identity file is gone, and Snakemake does not compare settings with finished results without it: "
+    "a changed setting may rerun nothing. `./run.sh data` makes it again"
+)
 
 
 def run_of(workflow: Any, config: Mapping[str, Any], checkout: Path) -> Run:
@@ -34,11 +41,8 @@ def run_of(workflow: Any, config: Mapping[str, Any], checkout: Path) -> Run:
         checkout: Folder of the Snakefile.
 
     Raises:
-        snakemake.exceptions.WorkflowError: the configuration is wrong (lists every fault), or the guard
-        stops the run.
+        SystemExit: the configuration is wrong (lists every fault), or the guard stops the run.
     """
-    from snakemake.exceptions import WorkflowError
-
     if not workflow.is_main_process:
         pass_on_sigterm()
     settings = workflow.config_settings
@@ -58,9 +62,20 @@ def run_of(workflow: Any, config: Mapping[str, Any], checkout: Path) -> Run:
         run = Run(load(), checkout, python)
         if not workflow.is_main_process or as_module:
             return run
-        return _guarded(run, requested_targets(sys.argv[1:], run.arms), load)
+        run = _guarded(run, requested_targets(sys.argv[1:], run.arms), load)
     except UserError as error:
-        raise WorkflowError(f"\n{error}") from None
+        refuse(error)
+    if data_is_gone(run.paths):
+        print(f"note: {run.paths.data} {GONE}", file=sys.stderr, flush=True)
+    if workflow.output_settings.dryrun:  # Snakemake calls `onstart` in real runs only
+        print(run.banner(), file=sys.stderr, flush=True)
+    return run
+
+
+def data_is_gone(paths: Paths) -> bool:
+    """Whether results are there whose TMDB is not."""
+    there = all(Path(file).is_file() for file in (paths.data_identity, f"{paths.data}/metadata.json"))
+    return not there and Path(f"{paths.validation}/validation.json").is_file()
 
 
 def requested_targets(arguments: Sequence[str], arms: Sequence[str]) -> list[str]:

@@ -46,6 +46,23 @@ def read_json_or_none(path: Path) -> Any:
         return None
 
 
+def checkpoint_fault(file: Path) -> str | None:
+    """What of a saved model is not as its ``checkpoint.json`` says, by names and sizes; None: all is."""
+    record = read_json_or_none(file)
+    if not isinstance(record, dict) or not record.get("saved"):
+        return None
+    for entry in record.get("files") or []:
+        path = file.parent / record["model_dir"] / entry["path"]
+        size = path.stat().st_size if path.is_file() else None
+        if size != entry["bytes"]:
+            state = "is missing" if size is None else f"has {size} bytes"
+            return (
+                f"{path} {state}, {file} says {entry['bytes']} bytes: put the file back, or delete {file} "
+                "to train this arm again"
+            )
+    return None
+
+
 def arm_folders(output: Path) -> Iterator[tuple[str, Path]]:
     """(name, folder) of each arm and seed below a run's folder."""
     for folder in sorted(path for path in output.iterdir() if path.is_dir()) if output.is_dir() else ():
@@ -114,6 +131,9 @@ def status_text(output: Path, scripts: Path) -> str:
                 f"note: {item.stage} of {item.arm} was made by code version {item.made_by}, the present one "
                 f"is {item.present}; the next run makes it again"
             )
+    for name, folder in arm_folders(output):
+        if fault := checkpoint_fault(folder / "checkpoint.json"):
+            lines.append(f"note: {name}: {fault}")
     return "\n".join(lines)
 
 
