@@ -9,6 +9,7 @@ rule comparison:
 
 rule data:
     input:
+        DATA_IDENTITY,
         rules.validate_tmdb.output,
         rules.data_report.output,
     localrule: True

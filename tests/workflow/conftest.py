@@ -18,6 +18,8 @@ import pytest
 
 from .stub_programs import stub_checkout
 
+FOLLOWS = "input files updated by another job"
+REASONS = re.compile(r"^    (?P<reason>[a-z][^\n]*):\n        (?P<rules>[^\n]*)$", re.MULTILINE)
 MARKER = re.compile(r"^Job stats:\n.*?\n(?P<rows>.*?)\n\n", re.MULTILINE | re.DOTALL)
 
 
@@ -29,6 +31,13 @@ class Plan:
     text: str
     status: int
     messages: tuple[str, ...] = field(default=())
+    reasons: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    """Reason to the rules that have it, as Snakemake lists them at the end."""
+
+    def causes(self) -> set[str]:
+        """Rules that run for a reason of their own, not because of another job of this run."""
+        own = [rules for reason, rules in self.reasons.items() if reason != FOLLOWS]
+        return {rule for rules in own for rule in rules}
 
     def runs(self) -> set[str]:
         """Names of the rules with jobs, targets left out."""
@@ -75,7 +84,9 @@ def plan_of(text: str, status: int) -> Plan:
         if name != "total" and not name.startswith("-"):
             jobs[name] = int(count)
     messages = tuple(re.findall(r"^Job \d+: (.*?)\s*$", text, re.MULTILINE))
-    return Plan(jobs, text, status, messages)
+    _, _, listed = text.rpartition("\nReasons:\n")
+    reasons = {reason: frozenset(rules.split(", ")) for reason, rules in REASONS.findall(listed)}
+    return Plan(jobs, text, status, messages, reasons)
 
 
 def dry_run(checkout: Path, *arguments: str, env: Mapping[str, str] | None = None) -> Plan:

@@ -16,6 +16,7 @@ from typing import Any
 import yaml
 
 from ..config.schema import Config
+from ..model.identity import PROCESSOR_FILES
 from . import flags
 from .code_version import code_version
 from .paths import External, Paths, external_name, literal
@@ -37,6 +38,8 @@ PROGRAMS = {
     "prefetch": "prefetch.py",
 }
 MERGED_CONFIG = "config.yaml"
+MODEL_FILES = ("config.json", *PROCESSOR_FILES, "tokenizer_config.json", "chat_template.jinja")
+"""Files of a local model that Snakemake compares by content: small ones, so that a copy reruns nothing."""
 
 
 class Places:
@@ -160,8 +163,8 @@ class Places:
         """The embedded tokenizer is trained on the data; other models need only themselves."""
         if self.config.model.path == "embedded":
             return [tmdb]
-        local = Path(self.config.model.path) / "config.json"
-        return [literal(str(local))] if local.is_file() else []
+        folder = Path(self.config.model.path)
+        return [literal(str(folder / name)) for name in MODEL_FILES if (folder / name).is_file()]
 
     def model_flags(self) -> list[str]:
         """Tracked flags of the base model."""
