@@ -2,10 +2,11 @@
 """Measure the published form of training and evaluation, and ours, on one GPU, on the same batches.
 
 Qwen3-VL-2B's architecture with random weights; data in the manner of MM-Mix (seven sources, shapes never
-seen twice); vision frozen, the language model trained; bf16. Four parts, in this order:
+seen twice); vision frozen, the language model trained; bf16. Five parts, in this order:
 
 equality    loss and gradient norm against the plain forward, and of both against float32
 steps       the training step alone
+engines     the same with and without ZeRO-2, in the real preset's form (checkpointed, not compiled)
 evaluation  validation loss and letter likelihoods
 end_to_end  ``train_accelerate.py`` on JPEG files
 
@@ -38,13 +39,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "workflow_script
 import torch
 from gpu_bench import end_to_end
 from gpu_bench.architecture import architecture, random_model, restore_rotary
+from gpu_bench.engines import EngineStep
 from gpu_bench.evaluate import OurEvaluation, PlainEvaluation
 from gpu_bench.mix import PixelPool, Shape, describe, draw_shapes, odb_groups
 from gpu_bench.recorder import Recorder, free_memory, table
 from gpu_bench.steps import BatchMaker, OurStep, PublishedStep, busy_share, gradient_norm, measure
 from odb_workflow.model.freeze import apply_freezing
 
-PARTS = ("equality", "steps", "evaluation", "end_to_end")
+PARTS = ("equality", "steps", "evaluation", "end_to_end", "engines")
 
 
 class Bench:
@@ -67,11 +69,17 @@ class Bench:
 
     def start(self) -> None:
         """Make the model and the pool of pixels."""
-        self.model = random_model(self.config, self.device, self.dtype, self.args.seed)
-        apply_freezing(self.model)
+        self.make_model()
         width = self.config.vision_config.patch_size**2 * 2 * 3
         pool = PixelPool(6_000 if self.tiny else 60_000, width, self.dtype, self.args.seed)
         self.batches = BatchMaker(self.config, pool, pinned=self.cuda)
+
+    def make_model(self) -> None:
+        """A fresh model; the one before it goes first."""
+        self.model = None
+        free_memory()
+        self.model = random_model(self.config, self.device, self.dtype, self.args.seed)
+        apply_freezing(self.model)
 
     def odb(self, budget: int, count: int) -> list[list[int]]:
         """``count`` groups of ODB at ``budget``."""
@@ -180,6 +188,35 @@ def measure_busy_share(bench: Bench) -> None:
     batches = bench.batches(bench.shapes, bench.odb(12_288, 40)[-4:], "pad", plain.pixel_dtype)
     bench.record.add("ODB 12,288 padded, published form, profiled", **busy_share(plain, batches))
     plain.close()
+
+
+def measure_engines(bench: Bench) -> None:
+    """The engines in turn on the same batches."""
+    budget, count = (512, 4) if bench.tiny else (12_288, 20)
+    form = {"compile_layers": False, "checkpointing": "on"}
+    variants = {
+        "one process": None,
+        "ZeRO-2": {},
+        "ZeRO-2 without overlap": {"overlap_comm": False},
+        "ZeRO-1": {"stage": 1, "overlap_comm": False},
+    }
+    for engine, changed in variants.items():
+        with bench.record.measuring(f"engines, {engine}", 60) as there_is_time:
+            if not there_is_time or bench.args.only not in engine:
+                continue
+            bench.make_model()  # DeepSpeed leaves its hooks on the weights
+            step = EngineStep(bench.model, bench.device, form, changed, bench.args.output.parent)
+            for name, groups in {
+                "fixed 1": bench.fixed(1, 2 * count),
+                f"ODB {budget:,}": bench.odb(budget, count),
+            }.items():
+                batches = bench.batches(bench.shapes, groups, "pad", step.pixel_dtype)
+                figures = measure(step, batches, count // 4, bench.device)
+                parts = step.parts(batches[-count // 4 :])
+                what = f"{name} padded, checkpointed, {engine}"
+                bench.record.add(what, **figures, **parts)
+            step.close()
+            del step
 
 
 def measure_one(
@@ -332,6 +369,8 @@ def main() -> int:
                 measure_steps(bench)
             if "evaluation" in args.parts:
                 measure_evaluation(bench)
+            if "engines" in args.parts:
+                measure_engines(bench)
             del bench.model
             free_memory()
         if "end_to_end" in args.parts:
