@@ -118,6 +118,20 @@ def test_partial_results_survive_a_torn_line(tmp_path: Path, caplog: pytest.LogC
     assert not (tmp_path / "partial").exists()
 
 
+def test_phases_of_one_evaluation_keep_their_values_apart(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    caplog.set_level("INFO")
+    for phase, value in (("", 1.0), ("close-calls", 2.0)):
+        partial = PartialResults(tmp_path, {"checkpoint_sha256": "1"}, phase=phase)
+        assert partial.prepare() == 1
+        partial.open(1, 0)
+        partial.append(["a"], [[value]])
+        partial.close()
+        assert partial.load() == {"a": [value]}
+    assert "left aside" not in caplog.text, "the first phase is no other run"
+    PartialResults(tmp_path, {"checkpoint_sha256": "1"}).remove()
+    assert not (tmp_path / "partial").exists()
+
+
 def test_results_appear_together_or_not_at_all(tmp_path: Path):
     publish(tmp_path, {"a.jsonl": [{"n": 1}], "b.json": {"x": 1.0}})
     before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}

@@ -121,7 +121,6 @@ def evaluate(session: Session, arguments: argparse.Namespace, *, code_version: i
             loader=loader,
         )
         partial.remove()
-        PartialResults(session.folder, _alone_settings(settings)).remove()
 
     ranks.main_only(write)
 
@@ -148,10 +147,6 @@ def _measured(
     return [prompt for prompt in prompts if prompt.question.sample_id not in broken], excluded
 
 
-def _alone_settings(settings: dict[str, Any]) -> dict[str, Any]:
-    return {**settings, "phase": "close calls, one by one"}
-
-
 def _score_alone(
     items: PromptItems,
     close: list[int],
@@ -165,7 +160,7 @@ def _score_alone(
     """
     if not close:
         return RunStatistics()
-    partial = PartialResults(session.folder, _alone_settings(settings))
+    partial = PartialResults(session.folder, settings, phase="close-calls")
     order = sorted(close, key=lambda index: (-lengths[index], index))
     return score_items(items, [[index] for index in order], partial=partial, progress="close calls", **shared)
 

@@ -35,13 +35,16 @@ class PartialResults:
         folder: Results folder of the evaluation; the partial results lie in ``partial/<fingerprint>`` below
             it.
         settings: What the fingerprint is taken of; stored beside the results so that a person can read it.
+        phase: Folder inside the fingerprint's one, for a later phase of the same evaluation that computes
+            other values under the same keys.
     """
 
-    def __init__(self, folder: str | Path, settings: Mapping[str, Any]) -> None:
+    def __init__(self, folder: str | Path, settings: Mapping[str, Any], *, phase: str = "") -> None:
         self.root = Path(folder) / FOLDER
         self.settings = dict(settings)
         self.fingerprint = fingerprint(self.settings)
-        self.path = self.root / self.fingerprint[:16]
+        self.evaluation = self.root / self.fingerprint[:16]
+        self.path = self.evaluation / phase
         self._handle: IO[str] | None = None
 
     def prepare(self) -> int:
@@ -49,7 +52,7 @@ class PartialResults:
         only.
         """
         for other in sorted(self.root.glob("*/settings.json")):
-            if other.parent != self.path:
+            if other.parent != self.evaluation:
                 theirs = read_json(other)
                 differing = sorted(
                     key for key in {*theirs, *self.settings} if theirs.get(key) != self.settings.get(key)
@@ -60,7 +63,7 @@ class PartialResults:
                     ", ".join(differing),
                 )
         self.path.mkdir(parents=True, exist_ok=True)
-        atomic_write_json(self.path / "settings.json", self.settings)
+        atomic_write_json(self.evaluation / "settings.json", self.settings)
         launches = [int(file.name.split("-")[1]) for file in self.path.glob("launch-*-rank-*.jsonl")]
         return max(launches, default=0) + 1
 
@@ -112,8 +115,8 @@ class PartialResults:
             self._handle = None
 
     def remove(self) -> None:
-        """Delete the partial results of this evaluation, after its results are in place."""
+        """Delete the partial results of this evaluation, all phases, after its results are in place."""
         self.close()
-        shutil.rmtree(self.path, ignore_errors=True)
+        shutil.rmtree(self.evaluation, ignore_errors=True)
         if self.root.is_dir() and not any(self.root.iterdir()):
             self.root.rmdir()
