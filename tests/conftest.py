@@ -19,6 +19,14 @@ os.environ.setdefault("HF_DATASETS_OFFLINE", "1")
 REPOSITORY = Path(__file__).resolve().parent.parent
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """``--dist loadgroup``: a file's tests, and all of SLURM's with their one cluster, in one process."""
+    for item in items:
+        folder = item.path.parent.name
+        name = folder if folder == "slurm" else f"{folder}/{item.path.name}"
+        item.add_marker(pytest.mark.xdist_group(name))
+
+
 @pytest.fixture(scope="session")
 def repository() -> Path:
     """The checkout under test."""

@@ -61,8 +61,8 @@ def test_canceled_training_goes_on_and_ends_with_the_same_weights(
 ) -> None:
     """A plain ``scancel``: a resume point, no process left, and the same command ends with equal weights."""
     # fixed batches: those of ODB after a resume are not the ones it would have made
-    work, arguments = copy_of(small_data, tmp_path, "{epochs: 20}", arm="standard")
-    whole, whole_arguments = copy_of(small_data, tmp_path, "{epochs: 20}", "uninterrupted", "standard")
+    work, arguments = copy_of(small_data, tmp_path, "{epochs: 10}", arm="standard")
+    whole, whole_arguments = copy_of(small_data, tmp_path, "{epochs: 10}", "uninterrupted", "standard")
     arm = work / "outputs/embedded/standard"
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(stop_when, cluster, work, "scancel", arm="standard")
@@ -90,7 +90,7 @@ def test_canceled_training_goes_on_and_ends_with_the_same_weights(
     assert summary["resumed_at_step"] == step
     audit = summary["samples_audit"]
     assert (audit["complete"], audit["lost"], audit["doubled"]) == (True, 0, 0)
-    assert audit["distinct"] == audit["expected"] == 67 * 20
+    assert audit["distinct"] == audit["expected"] == 67 * 10
     assert weights(arm) == weights(whole / "outputs/embedded/standard")
 
 
