@@ -66,7 +66,7 @@ def test_killed_and_continued_gives_the_same_weights(
     again = trained(given, out, flags)
     assert again.summary["resumed_at_step"] == int(at.removeprefix("step-")) >= 18
     assert f"continuing after step {again.summary['resumed_at_step']}" in again.log
-    assert "in other batches" not in again.log
+    assert "left anew" not in again.log
     assert_each_sample_once(again.summary)
     assert [step["step"] for step in again.steps] == list(range(1, 55))
     assert [step["loss"] for step in again.steps] == [step["loss"] for step in whole.steps]
@@ -104,7 +104,7 @@ def test_odb_stopped_by_a_signal_continues(
     kept = len(stopped.steps)
     again = trained(given, out, ODB, ranks)
     assert again.summary["resumed_at_step"] == kept
-    assert again.log.count("in other batches than an uninterrupted run") == 1, "nobody expects equal weights"
+    assert again.log.count("groups the samples that are left anew") == 1, "nobody expects equal weights"
     assert_each_sample_once(again.summary, padding_duplicates=3 * (ranks - 1))
 
 

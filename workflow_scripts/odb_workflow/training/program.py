@@ -119,8 +119,8 @@ def train(args: argparse.Namespace, code_version: int, process_start: float) -> 
             logger.info("continuing after step %d of an interrupted run", point.state["totals"]["step"])
             if args.loader == "odb":
                 logger.info(
-                    "odb groups the samples that are left anew: each is emitted once, in other batches than an "
-                    "uninterrupted run would form, so that the weights will differ from that run's"
+                    "odb groups the samples that are left anew: each is emitted once, but in other batches "
+                    "than an uninterrupted run would form, so that the weights will differ from that run's"
                 )
         if args.log_with:
             accelerator.init_trackers("train", config=_plain(training_identity(args)))
