@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import json
 import math
 import random
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from odb_workflow.evaluation.checkpoint import processor_fallback, resolve_checkpoint
@@ -236,3 +238,25 @@ def test_a_checkpoint_without_processor_takes_the_base_models(
     (model_dir / "config.json").write_text("{}")
     with pytest.raises(UserError, match="no tokenizer, and no base model is known"):
         processor_fallback(resolve_checkpoint(str(record(model_dir, base_model=None))), None)
+
+
+@pytest.mark.parametrize(
+    ("source", "revision"), [("given/base", "v1"), ("recorded/base", None), (None, None)]
+)
+def test_the_revision_of_a_base_model_is_that_of_its_processor(
+    monkeypatch: pytest.MonkeyPatch, source: str | None, revision: str | None
+):
+    from odb_workflow.evaluation import session
+
+    asked = {}
+    monkeypatch.setattr(session, "load_processor", lambda name, *_, **rest: asked.update(rest, name=name))
+    arguments = argparse.Namespace(
+        base_model="given/base", base_model_revision="v1", image_max_pixels=0, trust_remote_code=False
+    )
+    opened = SimpleNamespace(
+        ranks=SimpleNamespace(together=lambda load: load()),
+        processor_source=source,
+        checkpoint=SimpleNamespace(model_dir=Path("saved")),
+    )
+    session.load_session_processor(opened, arguments)
+    assert (asked["name"], asked["revision"]) == (source or "saved", revision)

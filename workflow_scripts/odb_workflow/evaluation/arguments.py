@@ -14,6 +14,7 @@ def add_common_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--revision", help="branch, tag or commit of a Hub checkpoint")
     parser.add_argument("--base-model", help="its processor is used if the checkpoint has none")
+    parser.add_argument("--base-model-revision", help="branch, tag or commit of a base model from the Hub")
     parser.add_argument("--output-dir", help="folder of the result files; default: beside the checkpoint")
     parser.add_argument(
         "--max-samples", type=int, default=0, metavar="N", help="score the first N samples only; 0 = all"

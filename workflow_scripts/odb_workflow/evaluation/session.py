@@ -139,11 +139,13 @@ def _locked(folder: Path) -> Iterator[None]:
 
 def load_session_processor(session: Session, arguments: argparse.Namespace) -> Any:
     """The processor of the checkpoint, or of the base model where it has none."""
+    given = session.processor_source is not None and session.processor_source == arguments.base_model
     return session.ranks.together(
         lambda: load_processor(
             session.processor_source or str(session.checkpoint.model_dir),
             arguments.image_max_pixels or None,
             trust_remote_code=arguments.trust_remote_code,
+            revision=arguments.base_model_revision if given else None,
         )
     )
 

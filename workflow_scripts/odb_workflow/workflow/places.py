@@ -274,6 +274,7 @@ class Places:
         return [
             *("--checkpoint", checkpoint),
             *("--base-model", self.base_model),
+            *flags.flag("base-model-revision", self.config.model.revision),
             *("--output-dir", posixpath.dirname(output)),
         ]
 
