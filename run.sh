@@ -179,7 +179,7 @@ main() {
     test)
         use_environment test
         # Two at a time: a good part of the suite waits, for SLURM above all, whose tests therefore start early.
-        (($#)) || set -- -n 2 --dist loadgroup --no-loadscope-reorder tests
+        (($#)) || set -- -n 2 --no-loadscope-reorder tests
         exec "$PYTHON_PROGRAM" -m pytest "$@"
         ;;
     status | provenance)

@@ -6,8 +6,10 @@ import os
 import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+from xdist.scheduler import LoadScopeScheduling
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -19,12 +21,20 @@ os.environ.setdefault("HF_DATASETS_OFFLINE", "1")
 REPOSITORY = Path(__file__).resolve().parent.parent
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """``--dist loadgroup``: a file's tests, and all of SLURM's with their one cluster, in one process."""
-    for item in items:
-        folder = item.path.parent.name
-        name = folder if folder == "slurm" else f"{folder}/{item.path.name}"
-        item.add_marker(pytest.mark.xdist_group(name))
+class FilesStayTogether(LoadScopeScheduling):
+    """Several processes: a file's tests run in one of them, and all of SLURM's, which share a cluster.
+
+    ``--dist loadgroup`` would say the same with marks, but xdist 3.8 does not see them under pytest 9.2.
+    """
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = nodeid.split("::", 1)[0]
+        return "slurm" if "/slurm/" in file else file
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> FilesStayTogether:
+    """How ``pytest -n`` shares out the tests."""
+    return FilesStayTogether(config, log)
 
 
 @pytest.fixture(scope="session")
