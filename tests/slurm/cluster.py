@@ -113,7 +113,10 @@ class Cluster:
         for node in range(1, self.nodes + 1):
             self._daemon("slurmd", "-D", "-N", f"ci{node}", "-f", str(self.folder / "slurm.conf"))
         self._wait_for(
-            lambda: self.run("sinfo", "-h", "-N", "-o", "%t", check=False).split() == ["idle"] * self.nodes,
+            lambda: (
+                self.run("sinfo", "-h", "-N", "-p", "debug", "-o", "%t", check=False).split()
+                == ["idle"] * self.nodes
+            ),
             "slurmd",
         )
 
@@ -225,6 +228,8 @@ class Cluster:
             "DefMemPerCPU=500",
             # without it a request that no node can serve would wait for ever
             "EnforcePartLimits=ALL",
+            "PreemptType=preempt/partition_prio",
+            "PreemptMode=REQUEUE",
             "GresTypes=gpu",
             "AccountingStorageType=accounting_storage/none",
             "JobCompType=jobcomp/filetxt",
@@ -238,7 +243,10 @@ class Cluster:
                 f"RealMemory={self.memory_mb} Gres=gpu:{self.gpus} State=UNKNOWN"
             )
             gres.append(f"NodeName=ci{number} Name=gpu File={folder}/gpu/gpu[0-{self.gpus - 1}]")
-        lines.append("PartitionName=debug Nodes=ALL Default=YES MaxTime=60 DefaultTime=10 State=UP")
+        lines.append(
+            "PartitionName=debug Nodes=ALL Default=YES MaxTime=60 DefaultTime=10 GraceTime=60 State=UP"
+        )
+        lines.append("PartitionName=urgent Nodes=ALL PriorityTier=10 PreemptMode=OFF MaxTime=60 State=UP")
         (folder / "slurm.conf").write_text("\n".join(lines) + "\n")
         (folder / "gres.conf").write_text("\n".join(gres) + "\n")
         (folder / "cgroup.conf").write_text(

@@ -61,6 +61,26 @@ def stop_when(cluster: Cluster, work: Path, *command: str, arm: str) -> str:
         raise
 
 
+def preempt_when(cluster: Cluster, work: Path, steps: int, arm: str) -> str:
+    """Submit a job of a higher partition that needs every node, once the training has logged so many steps;
+    the training's log when it has ended for that.
+
+    Raises:
+        TimeoutError: as ``stop_when``.
+    """
+    try:
+        wait_until(lambda: steps_logged(work, arm) > steps, f"{steps} steps", 180)
+        urgent = ("--partition", "urgent", "--nodes", "2", "--exclusive", "--output", "/dev/null")
+        cluster.run("sbatch", *urgent, "--wrap", "sleep 1")
+        log = work / LOG.format(arm)
+        kept = "stopped by a signal after step"
+        wait_until(lambda: kept in log.read_text(), kept, 60)
+        return log.read_text()
+    except BaseException:
+        cancel_all(cluster, work)
+        raise
+
+
 def ended(cluster: Cluster, work: Path, job: str, arm: str = "odb", seconds: float = 60) -> str:
     """The training's log when its job has ended."""
     wait_until(lambda: job not in jobs_in(cluster, work), f"end of job {job}", seconds)

@@ -13,7 +13,7 @@ from odb_workflow.workflow.lifecycle import WAY_ON
 
 from .cluster import Cluster, wait_until
 from .commands import PLACES, copy_of, jobs_of, local, of_rule, run
-from .stopping import processes_in, resume_step, stop_when
+from .stopping import preempt_when, processes_in, resume_step, stop_when
 
 
 @pytest.mark.slow
@@ -56,13 +56,15 @@ def launchers(work: Path) -> set[tuple[str, str, str]]:
 
 
 @pytest.mark.slow
-def test_canceled_training_goes_on_and_ends_with_the_same_weights(
+def test_canceled_and_preempted_training_ends_with_the_same_weights(
     cluster: Cluster, small_data: Path, tmp_path: Path
 ) -> None:
-    """A plain ``scancel``: a resume point, no process left, and the same command ends with equal weights."""
+    """A plain ``scancel``: a resume point, no process left, and the same command goes on. Then a job of a
+    higher partition takes the nodes: the training ends in its grace time, and the profile's retry goes on.
+    """
     # fixed batches: those of ODB after a resume are not the ones it would have made
-    work, arguments = copy_of(small_data, tmp_path, "{epochs: 10}", arm="standard")
-    whole, whole_arguments = copy_of(small_data, tmp_path, "{epochs: 10}", "uninterrupted", "standard")
+    work, arguments = copy_of(small_data, tmp_path, "{epochs: 16}", arm="standard")
+    whole, whole_arguments = copy_of(small_data, tmp_path, "{epochs: 16}", "uninterrupted", "standard")
     arm = work / "outputs/embedded/standard"
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(stop_when, cluster, work, "scancel", arm="standard")
@@ -75,22 +77,28 @@ def test_canceled_training_goes_on_and_ends_with_the_same_weights(
     assert WAY_ON in stopped.stdout
     assert not (arm / "checkpoint.json").exists()
     # regular resume points are 15 minutes apart: this one is the signal's
-    step = resume_step(work, "standard")
-    assert step >= 20
-    assert f"stopped by a signal after step {step}; the same command continues" in log, log[-2000:]
+    canceled_at = resume_step(work, "standard")
+    assert canceled_at >= 20
+    assert f"stopped by a signal after step {canceled_at}; the same command continues" in log, log[-2000:]
     assert processes_in(work) == []
 
-    with ThreadPoolExecutor(1) as pool:
+    with ThreadPoolExecutor(2) as pool:
         other = pool.submit(local, whole, *PLACES[:2], *whole_arguments[len(PLACES) :])
-        again = run(cluster, work, *arguments)
+        waiting = pool.submit(preempt_when, cluster, work, canceled_at + 20, "standard")
+        again = run(cluster, work, *arguments, retries=None)
+        log = waiting.result()
         other.result()
     assert again.returncode == 0, again.stdout[-3000:]
-    assert cluster.states(jobs_of(again.stdout, "train")) == ["COMPLETED"]
+    assert f"continuing after step {canceled_at} of an interrupted run" in log
+    # SLURM requeues only what it had to kill: a job that ends in its grace time has failed
+    assert cluster.states(jobs_of(again.stdout, "train")) == ["FAILED", "COMPLETED"]
     summary = json.loads((arm / "train_summary_standard.json").read_text())
-    assert summary["resumed_at_step"] == step
+    preempted_at = summary["resumed_at_step"]
+    assert preempted_at > canceled_at + 20
+    assert f"stopped by a signal after step {preempted_at}; the same command continues" in log, log[-2000:]
     audit = summary["samples_audit"]
     assert (audit["complete"], audit["lost"], audit["doubled"]) == (True, 0, 0)
-    assert audit["distinct"] == audit["expected"] == 67 * 10
+    assert audit["distinct"] == audit["expected"] == 67 * 16
     assert weights(arm) == weights(whole / "outputs/embedded/standard")
 
 
